@@ -5,7 +5,7 @@
 #   JOBS=4                                how many test processes run side by side (two per core, since many tests wait)
 #   BUDGET=300                            how many seconds `make gpu-check` may take
 #   CHECK_ARGS="--report FILE --fresh"    more options for it
-#   SEED=7                                other inputs for the wrong answers that the tests try
+#   SEED=7                                other inputs for the known mistakes that the tests try
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
 #   VERSIONS="--upgrade"                  options for pip, in place of the pinned versions
@@ -22,7 +22,7 @@ JOBS ?= $(shell echo $$(( $(CORES) * 2 )))
 SEED ?= 0
 BUDGET ?= 720
 CHECK_ARGS ?=
-TESTS ?= tests $(addprefix --ignore tests/,browser emulated_gpu notebooks old_checks)
+TESTS ?= tests $(addprefix --ignore tests/,browser emulated_gpu notebooks)
 
 VERSIONS ?= --constraint constraints.txt
 WITHOUT ?=
@@ -31,7 +31,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help lab test test-browser test-emulated-gpu test-notebooks test-old-checks newest notebooks stale lint format book links picture bench gpu-check capstone clean
+.PHONY: help lab test test-browser test-emulated-gpu test-notebooks newest notebooks stale lint format book links picture bench gpu-check capstone clean
 
 help: ## list the targets
 	@sed -n -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,7 +39,7 @@ help: ## list the targets
 lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@exec $(BIN)/python -m tplab lab $(LAB_ARGS)
 
-test: $(VENV)/.installed-test ## run every test that needs no browser, no compiler and no GPU, and none of the next four
+test: $(VENV)/.installed-test ## run every test that needs no browser, no compiler and no GPU, and none of the next three
 	$(PYTEST) $(WITHOUT) $(TESTS)
 
 test-browser: $(VENV)/.installed-test ## run the tests of notebooks and book in Chromium
@@ -50,9 +50,6 @@ test-emulated-gpu: $(VENV)/.installed-test ## run the tests for GPUs on emulated
 
 test-notebooks: $(VENV)/.installed-test ## run every cell of every chapter, with the reference answers
 	$(PYTEST) tests/notebooks
-
-test-old-checks: $(VENV)/.installed-test ## run the wrong answers of the chapters whose checks aren't tables yet
-	$(PYTEST) tests/old_checks
 
 newest: ## run `make test` with the newest versions that pyproject.toml allows, in .venv-newest
 	rm -f .venv-newest/.installed*

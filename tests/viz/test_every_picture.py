@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from tests.viz import test_overlap, test_program
+from tests.viz import test_overlap
 from tests.viz.pictures import text_boxes
 from tests.viz.test_layer import SMALL
 from tests.viz.test_masks import mask
@@ -74,7 +74,6 @@ REFUSED = [
     (lambda: viz.time_bars({"too many": NINE_PARTS}),                   "1 to 8 different parts"),
     (lambda: viz.mesh({}),                                              "at least one axis"),
     (lambda: viz.mesh({"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1]]}),   "dp don't hold each of the ranks 0 to 3 once"),
-    (lambda: viz.program(test_program.ROWS, talking={"los"}),           r"no box is called \['los'\]"),
 ]
 # fmt: on
 

@@ -1,46 +1,18 @@
-"""Wrong answers to the exercises, and the harness that runs an answer against its check without a notebook.
-
-A chapter's file chNN.py holds WRONG, a list of WrongAnswer: at least five for each exercise, plausible programs that
-somebody shipped or that a learner will write, each with words of the message it must get. tests/course/test_chapters.py runs
-them all. A wrong answer that passes fails the build.
-
-A learner's check draws new inputs each time. Here each wrong answer has inputs of its own, the same in every run, so
-that a failure is one of the last change; `make test SEED=7` draws others.
-"""
+"""Runs an answer against its check without a notebook, be it right in other words (`accepted.py`) or a known mistake."""
 
 import builtins
-import importlib
 import linecache
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from textwrap import dedent, indent
 from typing import Any
-from zlib import crc32
 
 from tests import ROOT
 from tplab.course.notebooks import numbering
 from tplab.course.notebooks.mistakes import path_of, tables
-from tplab.course.notebooks.numbering import number_of, package
+from tplab.course.notebooks.numbering import number_of
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
-
-SEED = int(os.environ.get("TPLAB_TEST_SEED", "0"))
-
-
-@dataclass(frozen=True)
-class WrongAnswer:
-    """A wrong program for an exercise.
-
-    source: what the learner wrote in the exercise's cell, in place of the solution
-    says:   words of the message that the check must give for it
-    """
-
-    exercise: str
-    name: str
-    source: str
-    says: str
 
 
 def indented(text: str, spaces: int = 4) -> str:
@@ -70,15 +42,6 @@ def chapter(number: int) -> Chapter:
 
 def chapter_of(exercise: str) -> Chapter:
     return chapter(numbering.chapter_of(exercise))
-
-
-def has_table(number: int) -> bool:
-    return (ROOT / "tplab" / "course" / "exercises" / package(number) / "mistakes.md").exists()
-
-
-def wrong_answers(number: int) -> list[WrongAnswer]:
-    """The wrong answers to the exercises of a chapter. A chapter with a table of mistakes (`mistakes.md`) has none."""
-    return [] if has_table(number) else importlib.import_module(f"tests.wrong_answers.{package(number)}").WRONG
 
 
 def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Iterable[str] = ()) -> dict[str, Any]:
@@ -125,38 +88,9 @@ def run_prediction(number: str, *, blank: bool = False) -> Any:
     return eval((blank_prediction(source) if blank else source).strip(), namespace)
 
 
-def plain(text: str) -> str:
-    """Without line breaks and capitals, which depend on where in the message the words stand."""
-    return " ".join(text.split()).casefold()
-
-
-def seed_of(wrong: WrongAnswer) -> int:
-    """The seed of the inputs that a wrong answer meets in this run of the tests."""
-    return crc32(f"{SEED} {wrong.exercise} {wrong.name}".encode()) % 10**6
-
-
 def wrong_source(exercise: str, name: str = "") -> str:
-    """The source of the wrong answer of this name to an exercise or, without a name, of the first one that runs."""
-    if not has_table(numbering.chapter_of(exercise)):
-        answers = (one for one in wrong_answers(numbering.chapter_of(exercise)) if one.exercise == exercise)
-        return next(one.source for one in answers if name in ("", one.name))
+    """The source of the known mistake of this name in an exercise or, without a name, of the first one that runs."""
     sections = tables(path_of(numbering.chapter_of(exercise))).items()
     mistakes = [mistake for title, each in sections if title.split()[0] == exercise for mistake in each.mistakes]
     found = next(one for one in mistakes if (one.name == name if name else not one.fails))
     return found.of(keep_solution(chapter_of(exercise).of_role("exercise")[exercise].text) + "\n")
-
-
-def run_wrong_answer(wrong: WrongAnswer) -> str:
-    """The message that a wrong answer gets. Raises AssertionError where it passes or fails in another way."""
-    from tplab.course.feedback.verdict import CheckFailed
-
-    namespace = load_chapter_namespace(wrong.exercise, {wrong.exercise: wrong.source})
-    try:
-        verdict = run_check(wrong.exercise, namespace, seed_of(wrong))
-    except CheckFailed as failure:
-        message = str(failure)
-    else:
-        raise AssertionError(f"the wrong answer {wrong.name!r} passes the check of {wrong.exercise}: {verdict}")
-    if plain(wrong.says) not in plain(message):
-        raise AssertionError(f"{wrong.name!r} is told something else than {wrong.says!r}:\n{message}")
-    return message

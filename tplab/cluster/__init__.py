@@ -3,6 +3,7 @@
 training_step      a training step, in the order that completes every gradient before it's used
 three_dimensions   train a GPT with all three
 plan               every layout of a model over a cluster that fits, with its memory and predicted step time
+jobs               three jobs on rented machines, and what a layout would make of each of them
 alternatives       why one plan is the fastest, and which change would make another one win
 """
 

@@ -32,7 +32,7 @@ name, the list shows it in parentheses:
     saved_activations (costs)    what autograd saves for a layer, by category
     against (costs)              a model's predictions compared with published values
     mesh                         for each axis of a mesh, which ranks form a group
-    program                      the steps of a program, and where ranks communicate
+    poster                       a whole model: who wrote which block, and what each of them sends
     explore (controls)           sliders for the arguments of a function
     play (controls)              a Play button for the steps of a run, below the same sliders
 
@@ -55,8 +55,8 @@ from tplab.viz.memory import bill, live_memory
 from tplab.viz.mesh import mesh
 from tplab.viz.overlap import overlap
 from tplab.viz.parallelisms import parallelism
+from tplab.viz.poster import Block, poster
 from tplab.viz.product import product
-from tplab.viz.program import program
 from tplab.viz.ring_run import ring_run
 from tplab.viz.schedule import schedule
 from tplab.viz.split import split
@@ -68,6 +68,7 @@ from tplab.viz.traffic import traffic
 from tplab.viz.training import compared, scaling, training
 
 __all__ = [
+    "Block",
     "Frames",
     "Picture",
     "against",
@@ -88,8 +89,8 @@ __all__ = [
     "overlap",
     "parallelism",
     "play",
+    "poster",
     "product",
-    "program",
     "ring",
     "ring_run",
     "scaling",

@@ -5,14 +5,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.course.checks.test_cases import WHOSE, Length, draw, expect, give, total
+from tests.course.checks.test_cases import ROWS, Length, draw, give, right, total
 from tplab.course.checks import (
     CheckFailed,
-    Expected,
     Traffic,
     Twin,
     Verdict,
-    check_cases,
     exercise,
     observe,
     random_tensor,
@@ -20,10 +18,17 @@ from tplab.course.checks import (
 )
 from tplab.course.checks.exercises import check
 from tplab.course.checks.layouts import packed, spread_out, unpacked
+from tplab.course.checks.trials import OnRanks, Trial
+from tplab.course.notebooks.mistakes import Table
 
 pytestmark = pytest.mark.usefixtures("chapter")
 
 SIZES = (3, 4, 2)
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ROWS))
 
 
 def run(answer, case, given, group):
@@ -33,15 +38,14 @@ def run(answer, case, given, group):
 
 @exercise("90.91", "twice as much")
 def twice(answer) -> Verdict:
-    def expect(case, problem, place):
-        return Expected({"out": 2 * problem, "dx": torch.full_like(problem, 2)})
+    def twice_as_much(case, problem, place):
+        return {"out": 2 * problem, "dx": torch.full_like(problem, 2)}
 
     def draw(case, generator, size):
         return random_tensor(generator, *SIZES)
 
-    check_cases(
-        "90.91", answer, [Length(), Length(n=2)], draw=draw, run=run, expect=expect, questions=(), whose_group=WHOSE
-    )
+    trial = OnRanks(cases=[Length(), Length(n=2)], draw=draw, run=run, right=twice_as_much)
+    trial.check("90.91", {"twice": answer})
     return Verdict()
 
 
@@ -152,10 +156,8 @@ def test_what_is_written_into_a_copy_is_missed_on_tensors_with_another_layout():
 def test_a_check_can_do_without_a_twin():
     @exercise("90.92", "a sum without twins")
     def without(answer) -> Verdict:
-        check_cases(
-            "90.92", answer, [Length()], draw=draw, give=give, run=total_of, expect=expect, questions=(),
-            without=set(Twin),
-        )  # fmt: skip
+        trial = OnRanks(cases=[Length()], draw=draw, give=give, run=total_of, right=right, without=set(Twin))
+        trial.check("90.92", {"total": answer})
         return Verdict()
 
     def total_of(answer, case, given, group):
@@ -183,12 +185,13 @@ def clone_is_reduced(x):
 @exercise("90.93", "the sum over the ranks of what isn't observed by `observe`")
 def plain_sum(answer) -> Verdict:
     function, factor, options = answer
-    check_cases(
-        "90.93", function, [Length()], questions=(), world_sizes=[2], **options,
+    trial = OnRanks(
+        cases=[Length()], world_sizes=[2], **options,
         draw=lambda case, generator, size: random_tensor(generator, *SIZES),
         run=lambda function, case, given, group: {"out": function(given)},
-        expect=lambda case, problem, place: Expected({"out": factor * problem}),
+        right=lambda case, problem, place: {"out": factor * problem},
     )  # fmt: skip
+    trial.check("90.93", {"function": function})
     return Verdict()
 
 

@@ -229,6 +229,19 @@ def test_exercises_that_were_joined_are_filled_in_as_far_as_they_were_answered(t
     assert 'raise NotImplementedError("exercise 3.3")' in text
 
 
+def test_an_answer_that_lacks_something_is_carried_over_but_has_not_passed(tmp_path):
+    """As 15.4, which became 15.1: one of its functions has a new argument, so that one has to be written again."""
+    made = Chapters(tmp_path)
+    old = notebook(e15_4=stub("15.4", "def newest(folder)", "def save(folder)"))
+    mine = notebook(e15_4="def newest(folder):\n    return 1\n\n\ndef save(folder):\n    return 2")
+    new = notebook(e15_1=stub("15.1", "def newest(folder)", "def save(folder, group)"))
+    made.add("15_capstone", old, mine, new)
+    assert made.plan().whole == set()
+    assert made.update() == ["Your answer to 15.4 is now in exercise 15.1 in 15_capstone.ipynb."]
+    text = (made.course.folder / "15_capstone.ipynb").read_text()
+    assert all(part in text for part in ("return 1", "return 2", "def save(folder, group)")), "nothing is lost"
+
+
 def test_two_exercises_that_ask_for_the_same_names_stay_apart(tmp_path):
     """As 2.1 and 4.3, which both ask for `shard`: an answer to one is none to the other."""
     made = Chapters(tmp_path)

@@ -27,7 +27,7 @@ from tplab.tensor import full_state_dict, load_full_state_dict
 
 STEPS = 8
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "seq_length": 16}
-FLAGS = {**SIZES, "steps": STEPS, "batch_size": 8, "warmup": 3, "save_every": 4, "log_every": 2, "sample": 4}
+FLAGS = {**SIZES, "steps": STEPS, "batch_size": 8, "warmup_steps": 3, "save_every": 4, "log_every": 2, "sample": 4}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def _main(folder: str, runs: list[list[str]]) -> list[str]:
         try:
             train.main()
             ended.append("")
-        except SystemExit as end:
+        except (SystemExit, ValueError) as end:
             ended.append(str(end))
     return ended
 
@@ -136,11 +136,16 @@ def test_its_losses_are_the_capstones_on_any_number_of_ranks(course, whole, caps
 
 def test_it_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(course, whole):
     shutil.copytree(course.folder / whole, course.folder / "cut")
-    shutil.rmtree(course.folder / "cut" / "rank-1" / "step-000008")  # rank 1 was killed before it saved step 8
+    (course.folder / "cut" / "step-000008").rename(
+        course.folder / "cut" / "step-000008.saving"
+    )  # killed during the save
     log = course.folder / "cut" / "log.csv"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
+    shutil.copytree(course.folder / "cut", course.folder / "alone")
     assert train(course, 2, options("cut")) == [""]
     assert losses(course, "cut") == losses(course, whole)
+    assert train(course, 1, options("alone")) == [""]
+    assert losses(course, "alone") == pytest.approx(losses(course, whole), abs=2e-5)
 
 
 def test_misuse_is_told_in_a_sentence(course, whole):
@@ -148,8 +153,8 @@ def test_misuse_is_told_in_a_sentence(course, whole):
         ({"tp": 3}, "2 ranks can't form replicas of tp=3"),
         ({"seq_length": 20000}, "more than 20000 are needed"),
         ({"text": "nowhere.txt"}, "nowhere.txt has 0 bytes of text"),
-        ({"folder": whole, "hidden_size": 64}, "is of another run"),
-        ({"highest_rate": 1e30}, "try a lower --highest-rate"),
+        ({"folder": whole, "hidden_size": 64, "steps": STEPS + 1}, "belongs to a different model"),
+        ({"learning_rate": 1e30}, "try a lower --learning-rate"),
     ]
     told = train(course, 2, *(options(**{"folder": f"misused{k}"} | flags) for k, (flags, _) in enumerate(cases)))
     assert [says in text for text, (_, says) in zip(told, cases, strict=True)] == [True] * len(cases), told
@@ -188,7 +193,7 @@ def test_its_settings_are_those_of_the_newest_run(change, origin, tmp_path):
         assert (found["seed"], found["hidden_size"]) == (11, older.hidden_size)
         return
     assert [found[name] for name in ("tp", "num_layers", "hidden_size", "batch_size")] == [2, 3, 48, 24]
-    assert (found["micro_batches"], found["max_norm"], found["highest_rate"]) == (3, 0.5, newer.learning_rate)
+    assert (found["micro_batches"], found["max_norm"], found["learning_rate"]) == (3, 0.5, newer.learning_rate)
     assert found["text"] == str(Path("notes").absolute())
     assert (found["folder"], found["megabytes"]) == (template["folder"], template["megabytes"])
 
@@ -199,10 +204,17 @@ def settings_in(script: str) -> dict[str, object]:
     return {one.target.id: ast.literal_eval(one.value) for one in made.body if isinstance(one, ast.AnnAssign)}
 
 
+def kept_in(course: Course) -> list[Path]:
+    return [path for path in (course.folder / "kept").rglob("*") if path.is_file() and path.name.startswith("train")]
+
+
 def test_once_it_is_written_it_is_left_alone(course, whole):
     script = course.folder / library.SCRIPT
     written = script.read_text()
     script.write_text("# mine now\n")
     pass_all(course, ["8.2"])
     assert script.read_text() == "# mine now\n"
-    script.write_text(written)
+    script.write_text(f"{library.OUTDATED.decode()}\n")
+    pass_all(course, ["8.2"])
+    assert script.read_text() == written
+    assert any(path.read_text().startswith(library.OUTDATED.decode()) for path in kept_in(course))

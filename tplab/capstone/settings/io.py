@@ -1,8 +1,9 @@
 """Read settings from a preset, a YAML file and flags. The file overrides the preset, and the flags override both.
 
-There are presets for a laptop without a GPU (a GPT-2 and a Llama), for one H100, and for eight H100s or A100s. Each
-field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML file. With start_from, the
-model's settings come from a Hugging Face folder, and the file and the flags must not contradict them.
+There are presets for chapter 15's notebook, for a laptop without a GPU (a GPT-2 and a Llama), for one H100, and for
+eight H100s or A100s. Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML
+file. With start_from, the model's settings come from a Hugging Face folder, and the file and the flags must not
+contradict them.
 """
 
 import argparse
@@ -35,6 +36,12 @@ _H100X8 = Settings(
 )  # fmt: skip
 
 PRESETS: dict[str, Settings] = {
+    "notebook": Settings(  # seconds; Adam's long memory of the gradients' size keeps so short a run steady
+        folder="runs/notebook", layers="mine", data_limit=1_000_000, vocab_size=512, num_layers=2, hidden_size=64,
+        num_heads=4, seq_length=64, tp=2, steps=60, batch_size=8, micro_batch_size=8, learning_rate=3e-3,
+        min_learning_rate=3e-4, warmup_steps=20, beta2=0.99, evaluate_every=0, sample_tokens=60, save_every=5,
+        async_save=False, plan=False,
+    ),
     "laptop": _LAPTOP,
     "llama": replace(  # a small Llama 3, with about as many parameters per layer as "laptop"
         _LAPTOP, folder="runs/llama", num_kv_heads=4, ffn_hidden_size=512, gated=True, bias=False,

@@ -23,20 +23,11 @@ predictions, symptoms, failures   define predict(), symptoms() and show_failure(
 """
 
 from tplab.course.checks import twins
-from tplab.course.checks.cases import Case, Expected, Place, check_cases
+from tplab.course.checks.cases import Case, Place
 from tplab.course.checks.check_vocabulary import (
     GROUPS,
     IN_GROUPS,
-    INPUTS_QUESTION,
-    Lookalikes,
     ask_about_group,
-    by_name,
-    changed,
-    differs,
-    group_question,
-    has_kind,
-    has_no_gradient,
-    kind_is,
     make_group,
     member_of,
     random_tensor,
@@ -56,7 +47,6 @@ from tplab.course.feedback.verdict import CheckFailed, Verdict
 
 __all__ = [
     "GROUPS",
-    "INPUTS_QUESTION",
     "IN_GROUPS",
     "WORLD_SIZES",
     "Call",
@@ -66,8 +56,6 @@ __all__ = [
     "Claim",
     "DefaultDevice",
     "Differences",
-    "Expected",
-    "Lookalikes",
     "NotRun",
     "Observed",
     "Place",
@@ -79,20 +67,12 @@ __all__ = [
     "Twin",
     "Verdict",
     "ask_about_group",
-    "by_name",
     "called_as",
     "calling",
-    "changed",
-    "check_cases",
     "current",
-    "differs",
     "exercise",
     "fail",
     "fresh_generator",
-    "group_question",
-    "has_kind",
-    "has_no_gradient",
-    "kind_is",
     "make_group",
     "member_of",
     "must_refuse",

@@ -1,14 +1,12 @@
-"""`check_cases` runs an answer on many test cases, on 1, 2, and 4 ranks and in process groups, and checks the results.
+"""Test cases, and running an answer in them: on 1, 2 and 4 ranks, in process groups, and in variants of each case.
 
-A case is one way to construct the learner's module or call their function. A check consists of its cases and the four
-functions below, and `check_cases` does the rest. In particular, `check_cases` compares each rank's observations with
-the expected values. An observation is a named value that a check records on a rank, such as "dx".
+A case is one way to construct the learner's module or call their function. A trial (`trials.OnRanks`) consists of its
+cases and these functions. An observation is a named value that a check records on a rank, such as "dx".
 
     draw    (case, generator, size)        creates the full problem, such as random tensors, for a group of `size` ranks
     give    (case, problem, place)         returns the part of the problem that the rank at this place receives
     run     (answer, case, given, group)   runs the answer on a rank and returns the observations
-    expect  (case, problem, place)         computes the expected values for the rank at this place, usually with plain
-                                           PyTorch, and the values that common mistakes would produce
+    right   (case, problem, place)         computes what's right on the rank at this place, usually with plain PyTorch
 
 The very first case gets its own launch, because most wrong answers fail in it, and their question then comes soonest.
 After that, all cases of a world size share a launch. On two ranks, this launch also runs several variants of every case
@@ -20,7 +18,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import torch
@@ -30,24 +28,17 @@ from torch import Tensor
 from tplab.course.checks import layouts, twins
 from tplab.course.checks.check_vocabulary import (
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
     make_group,
     member_of,
 )
 from tplab.course.checks.default_device import DefaultDevice
-from tplab.course.checks.exercises import WORLD_SIZES, fresh_generator
+from tplab.course.checks.exercises import fresh_generator
 from tplab.course.checks.messages import messages_kept
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.recorded_traffic import Traffic
-from tplab.course.checks.run_answer import run_cases
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import Question, verify
-from tplab.course.feedback.verdict import CheckFailed
 
 Groups = tuple[tuple[int, ...], ...]
-Mistakes = dict[str, dict[str, Any]]  # {observation: {description of the mistake: value it produces}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +46,8 @@ class Case:
     """One way to construct the learner's module or call their function.
 
     groups: the ranks in each process group, or None for the default group, which contains all ranks.
-    twin:   the condition that a variant of the case changes, or None for the original case. `check_cases` sets this
-            field when it creates the variants, which are called twins.
+    twin:   the condition that a variant of the case changes, or None for the original case. `batches` sets this field
+            when it creates the variants, which are called twins.
     """
 
     groups: Groups | None = None
@@ -79,8 +70,8 @@ class Place:
     index:      the rank's position in `ranks`.
     ranks:      all ranks in the process group.
     world_size: the total number of ranks across all groups.
-    observed:   the observations of each rank in `ranks`. Only `expect` receives these observations, because the
-                expected values may depend on the dropout masks that the ranks drew.
+    observed:   the observations of each rank in `ranks`. Only `right` receives these observations, because what's right
+                may depend on the dropout masks that the ranks drew.
     """
 
     index: int
@@ -107,97 +98,6 @@ class Place:
         """
         slices = [block.chunk(self.size, dim)[self.index] for block in tensor.chunk(blocks, dim)]
         return torch.cat(slices, dim) if blocks > 1 else slices[0]
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The expected value of each observation on one rank, and the values that common mistakes would produce."""
-
-    right: Observed
-    mistakes: Mistakes = field(default_factory=dict)
-
-
-def check_cases(
-    number: str,
-    answer: Any,
-    cases: Sequence[Any] | Callable[[int], Sequence[Any]],
-    *,
-    draw: Callable[[Any, torch.Generator, int], Any],
-    run: Callable[[Any, Any, Any, Any], Observed],
-    expect: Callable[[Any, Any, Place], Expected],
-    give: Callable[[Any, Any, Place], Any] = lambda case, problem, place: problem,
-    questions: Sequence[Question] | Callable[[Any, Sequence[Observed]], Sequence[Question]],
-    crash: str | None | Callable[[Any], str | None] = None,
-    stuck: str | None | Callable[[Any], str | None] = None,
-    whose_group: str = "",
-    ask_instead: Callable[[CheckFailed], str | None] = lambda failure: None,
-    world_sizes: Sequence[int] = WORLD_SIZES,
-    tol: float = 1e-9,
-    without: Collection[Twin] | Callable[[Any], Collection[Twin]] = (),
-    values_on_cpu: bool = False,
-    layouts_differ: bool = False,
-) -> None:
-    """Run every case at each world size, and raise CheckFailed for the first case with a wrong result.
-
-    cases:        instances of subclasses of `Case`, or a function that takes a world size and returns such instances.
-                  Cases with process groups run only on four ranks.
-    questions:    a sequence of questions, or a function that takes a case and the observations of all ranks and returns
-                  such a sequence. The check asks the first question that fits.
-    crash:        the question to ask if the answer raises an exception, or a function that returns the question for a
-                  given case.
-    stuck:        the question to ask if the ranks are waiting for each other, or a function that returns the question
-                  for a given case.
-    whose_group:  the question to ask if a case with process groups fails after the cases without groups have passed.
-                  The question should point to the call that doesn't pass its group.
-    ask_instead:  a function that takes the failure of a run and returns a better question if the failure's report
-                  suggests one, or None otherwise.
-    world_sizes:  the world sizes, in the order in which the check tries them. Put the world size that exposes mistakes
-                  best first.
-    tol:          the tolerance, as in `verify`.
-    values_on_cpu: whether `run` may return tensors that it has created on the CPU.
-    without:      the variants of the case (its twins) that make no sense for this exercise, or a function that returns
-                  these variants for a given case.
-    layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
-                  tensors. Use this for an exercise whose text says that a collective needs contiguous tensors.
-    """
-    name = getattr(answer, "__name__", "the answer")
-
-    def asked(question: str | None | Callable[[Any], str | None]) -> Callable[[Any], str | None]:
-        def choose(case: Any) -> str | None:
-            if case.twin:
-                return twins.question(case.twin)
-            if case.groups and whose_group:
-                return ask_about_group(whose_group)
-            return question(case) if callable(question) else question
-
-        return choose
-
-    def instead(case: Any, failure: CheckFailed) -> str | None:
-        report = failure.report if layouts_differ else ""
-        return twins.question(case.twin, report) if case.twin else ask_instead(failure)
-
-    def by_group(case: Any) -> list[Question]:
-        return [group_question(whose_group)] if case.groups and whose_group else []
-
-    for batch in batches(
-        cases, answer, draw, give, world_sizes=world_sizes, without=without, layouts_differ=layouts_differ
-    ):
-        runs = run_cases(
-            on_a_rank, batch.world_size, (run, answer, values_on_cpu), batch.cases, batch.given,
-            note=lambda case: describe(case, name), question=asked(crash), stuck=asked(stuck), ask_instead=instead,
-        )  # fmt: skip
-        for case, rows, observed in zip(batch.cases, batch.problems, runs, strict=True):
-            expected = [
-                expect(case, problem, replace(place, observed=tuple(observed[rank] for rank in place.ranks)))
-                for problem, place in rows
-            ]
-            own = questions(case, observed) if callable(questions) else questions
-            verify(
-                number, batch.world_size, observed, [twins.expected(case.twin, one.right) for one in expected],
-                lookalikes=by_name([one.mistakes for one in expected]),
-                questions=[*twins.asked_first(case.twin), *by_group(case), *own],
-                note=describe(case, name), tol=twins.tolerance(case.twin, tol),
-            )  # fmt: skip
 
 
 def describe(case: Any, name: str) -> str:
@@ -234,6 +134,14 @@ def batches(
     """Yield the cases to run at each world size, with new random problems. The very first case is yielded alone.
 
     On two ranks, the others include every variant of every case that makes sense for the answer.
+
+    cases:          instances of subclasses of `Case`, or a function that takes a world size and returns such instances.
+                    Cases with process groups run only on four ranks
+    world_sizes:    in the order in which they're tried. Put the one that exposes mistakes best first
+    without:        the variants of the case (its twins) that make no sense for this exercise, or a function that
+                    returns these variants for a given case
+    layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
+                    tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
     """
 
     def packed(case: Any, full: Any, place: Place) -> Any:

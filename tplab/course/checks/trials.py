@@ -67,11 +67,13 @@ class OnRanks(Trial):
     """A trial that runs the answer in many cases on ranks. See `cases` for the words *case* and *place*.
 
     cases:       instances of subclasses of `Case`, or a function that takes a world size and returns such instances
-    draw, give, run    as in `cases.check_cases`
+    draw, give, run    as in `cases`
     right:       (case, problem, place) -> the observations that are right on the rank at this place
     terms:       (case, problem, size) -> tensors by name, each as a list with one tensor for each of `size` ranks. A
                  wrong tensor is often a combination of these, such as the sum of x without one rank's
-    world_sizes, tol, without, values_on_cpu, layouts_differ    as in `cases.check_cases`
+    world_sizes, without, layouts_differ    as in `cases.batches`
+    tol:         the tolerance, as in `verify`
+    values_on_cpu: whether `run` may return tensors that it has created on the CPU
     timeout:     the seconds after which a launch counts as an endless loop. If the answer only needs milliseconds, the
                  learner shouldn't have to wait for a minute
     late:        whether every case also runs with messages that arrive at the last moment (see `late`). Use this if the

@@ -37,6 +37,7 @@ from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.numbering import chapter_of
 
 STORE = "library.json"
+OUTDATED = b"from my_tp.training import learning_rate"  # in a train.py from when exercise 15.1 was the learning rate
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def write(course: Course, written: dict[str, Written]) -> None:
     """Write the files of the package. If one was edited by hand, copy it to kept/ first.
 
     As soon as the package has everything that train.py needs, train.py is written, too. After that, the file belongs to
-    the learner and is never overwritten. Raises OSError if a file can't be written.
+    the learner. It's only written anew if it imports an answer that no exercise asks for anymore, and then the old one
+    is copied to kept/. Raises OSError if a file can't be written.
     """
     folder = course.folder / PACKAGE
     folder.mkdir(exist_ok=True)
@@ -155,7 +157,10 @@ def write(course: Course, written: dict[str, Written]) -> None:
         ours[name] = _hash(data)
         replace(course.memory / "library_files.json", json.dumps(ours).encode())
     script = course.folder / SCRIPT
-    if is_enough_to_train(course, passages) and not script.exists():
+    there = script.read_bytes() if script.exists() else b""
+    if is_enough_to_train(course, passages) and (not there or there.count(OUTDATED)):
+        if there:
+            keep(script, there, course.folder)
         replace(script, train_script(course.folder).encode())
 
 

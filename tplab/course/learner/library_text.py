@@ -63,8 +63,11 @@ DEMOS = {
 }
 
 # What train.py imports: the answers to these exercises, and these parts of the course's code
-FOR_TRAINING = ("10.3", "10.4", "10.5", "15.1", "15.2", "15.3", "15.4")
-GIVEN_FOR_TRAINING = (Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"))
+FOR_TRAINING = ("10.3", "10.4", "10.5", "15.1", "15.2", "15.3")
+GIVEN_FOR_TRAINING = (
+    Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"),
+    Part("tplab.capstone.loop", "Functions"), Part("tplab.capstone.loop", "train"),
+)  # fmt: skip
 
 
 @dataclass

@@ -10,7 +10,7 @@ learner has written something in the new exercise already, the old answer goes i
 Before any answer moves, the plan is written to `.tplab/moving.json`, so that an update that was killed can finish the
 next time.
 
-    {"S.2": {"was": ["2.2"], "source": "def column_product(x, a_shard): ..."}}
+    {"S.2": {"was": ["2.2"], "whole": true, "source": "def column_product(x, a_shard): ..."}}
 """
 
 import ast
@@ -51,6 +51,7 @@ class Moves:
     changed:  exercises whose number now belongs to a different task
     sources:  exercise -> its new cell, in which the learner's answers from other numbers are already filled in
     was:      exercise -> the numbers that these answers had before
+    whole:    those of these exercises for which the learner has written everything that they ask for now
     carried:  the sources of the learner's cells whose whole text is in `sources`, or none if a notebook that may have
               to receive them can't be read
     """
@@ -58,6 +59,7 @@ class Moves:
     changed: set[str]
     sources: dict[str, str]
     was: dict[str, list[str]]
+    whole: set[str] = field(default_factory=set)
     carried: set[str] = field(default_factory=set)
 
 
@@ -104,6 +106,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
             found.carried |= set() if unreadable else {source for _, _, source in moved}
             found.sources[number] = filled
             found.was[number] = sorted({exercise for _, exercise, _ in moved}, key=place)
+            found.whole |= {number} if len(moved) == len(wanted) else set()
     _remember(course, found)
     return found
 
@@ -129,7 +132,7 @@ def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list
         for number in filled:
             left.pop(number, None)
             told.append(_where_it_is(moves.was[number], number, page.learner.name))
-    _store(course, Moves(moves.changed, left, moves.was))
+    _store(course, Moves(moves.changed, left, moves.was, moves.whole))
     return told
 
 
@@ -167,6 +170,7 @@ def _remember(course: Course, found: Moves) -> None:
         for number, move in json.loads(path.read_text(encoding="utf-8")).items():
             found.sources.setdefault(number, str(move["source"]))
             found.was.setdefault(number, [str(each) for each in move["was"]])
+            found.whole |= {number} if move["whole"] else set()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # no earlier update left anything behind
     _store(course, found)
@@ -177,7 +181,10 @@ def _store(course: Course, found: Moves) -> None:
     if not found.sources:
         path.unlink(missing_ok=True)
     else:
-        moving = {number: {"was": found.was[number], "source": source} for number, source in found.sources.items()}
+        moving = {
+            number: {"was": found.was[number], "whole": number in found.whole, "source": source}
+            for number, source in found.sources.items()
+        }
         replace(path, json.dumps(moving, indent=1).encode())
 
 

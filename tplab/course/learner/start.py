@@ -255,5 +255,6 @@ def update(course: Course) -> Report:
             files.base.parent.mkdir(exist_ok=True)
             replace(files.base, blank)
         report.moved += moved_answers.fill_in(course, pages(course), moves)
-        library.renumber(course, {was[0]: number for number, was in moves.was.items() if len(was) == 1}, moves.changed)
+        moved = {was[0]: number for number, was in moves.was.items() if len(was) == 1 and number in moves.whole}
+        library.renumber(course, moved, moves.changed)
     return report

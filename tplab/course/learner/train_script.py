@@ -10,22 +10,10 @@ from tplab.course.learner.given_code import TEMPLATES
 
 SCRIPT = "train.py"
 _RUNS = "runs/*/settings.yaml"  # where the capstone keeps the settings of a run
-_NAMES = {  # name of a setting in the capstone -> its name in train.py
-    "tp": "tp",
-    "num_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_heads": "num_heads",
-    "seq_length": "seq_length",
-    "precision": "precision",
-    "steps": "steps",
-    "batch_size": "batch_size",
-    "learning_rate": "highest_rate",
-    "min_learning_rate": "lowest_rate",
-    "warmup_steps": "warmup",
-    "weight_decay": "weight_decay",
-    "max_norm": "max_norm",
-    "seed": "seed",
-}
+_NAMES = (  # settings that train.py has, too
+    "tp", "num_layers", "hidden_size", "num_heads", "seq_length", "precision", "steps", "batch_size", "learning_rate",
+    "min_learning_rate", "warmup_steps", "weight_decay", "max_norm", "seed", "keep",
+)  # fmt: skip
 _ONLY = {  # settings of the capstone for which train.py supports only one value, with that value
     "num_kv_heads": None, "ffn_hidden_size": None, "activation": "gelu", "gated": False, "bias": True,
     "qkv_bias": False, "tied_embedding": True, "learned_positions": True, "sliding_window": None, "norm_eps": 1e-5,
@@ -54,7 +42,7 @@ def settings_of(path: Path) -> dict[str, Any]:
         run = yaml.safe_load(path.read_text(encoding="utf-8"))
         if any(run.get(name, only) != only for name, only in _ONLY.items()):
             return {}
-        found: dict[str, Any] = {name: run[key] for key, name in _NAMES.items()}
+        found: dict[str, Any] = {name: run[name] for name in _NAMES}
         found["micro_batches"] = run["batch_size"] // run["dp"] // run["micro_batch_size"]
         if run["data"]:
             found["text"] = str(Path(run["data"]).absolute())

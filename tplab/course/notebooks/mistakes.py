@@ -19,8 +19,8 @@ brackets.
 
 A change replaces a text that occurs exactly once in the reference answer. `def Class.method` stands for the body of
 that method, and `*` for the full answer. The new text may be the word *nothing*, or a code block below the line. A
-mistake marked "(fails)" ends in an error or a deadlock in some cases, so it can't run beside an answer. It's only there
-to test the check.
+mistake marked "(fails)" never runs beside an answer, because it ends in an error or a deadlock in some cases, or
+because the symptoms are enough. It's only there to test the check.
 """
 
 import ast
@@ -49,7 +49,7 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer: the reference answer with every (old, new) replaced. `fails`: it ends in an error or deadlock."""
+    """A wrong answer: the reference answer with every (old, new) replaced. `fails`: it never runs beside an answer."""
 
     name: str
     changes: tuple[tuple[str, str], ...]

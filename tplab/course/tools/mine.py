@@ -4,6 +4,7 @@ In a notebook, `library(5)` shows the same, plus what your library can do since 
 """
 
 import argparse
+import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,10 +12,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from tplab.common.units import count
 from tplab.course.feedback.verdict import code_html, table
-from tplab.course.learner.course_files import Course, add_root, course_of, own_course
-from tplab.course.learner.library import PACKAGE, SCRIPT, Module, modules, restore
+from tplab.course.grade.check_notebook import exercises_of
+from tplab.course.learner.course_files import Course, add_root, all_chapters, course_of, own_course
+from tplab.course.learner.library import PACKAGE, SCRIPT, Module, load, modules, restore
 from tplab.course.learner.library_text import DEMOS
+from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.numbering import argument, chapter_of, parse_chapter
 
 EMPTY = (
@@ -26,6 +30,7 @@ NOT_STARTED = (
     "`tplab start` makes them."
 )
 EDITED = "What you edited in the package isn't what was checked. Edit it in the notebook, and check it there."
+MESSAGE = re.compile(r"\bdist\.(?:all_|broadcast|gather|i?recv|i?send|reduce|scatter)\w*\(")
 HEAD = ("module", "lines", "yours", "borrowed from the course")
 
 
@@ -62,11 +67,27 @@ def notes(course: Course, found: list[Module], since: int | None = None) -> list
         told.append(
             f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
         )
+    if since == 15:
+        told.append(achievements(course))
     shown = sorted({module.chapter for module in found if module.shown})
     if shown:
         chapters = " ".join(map(argument, shown))
         told.append(f"?: passed in the notebook. `tplab check {chapters}` checks it again in a clean process.")
     return told + [EDITED] * any(module.edited for module in found)
+
+
+def achievements(course: Course) -> str:
+    """Return a sentence on how often the learner's code communicates, and how many bugs they've fixed."""
+    written = load(course)
+    text = "\n".join(piece for one in written.values() for piece in (*one.passage.helpers, *one.passage.code))
+    titles: dict[str, str] = {}
+    for files in all_chapters(course).values():
+        titles |= exercises_of(read_notebook(files.reference))
+    fixed = sum(titles.get(exercise, "").startswith("Fix") for exercise in written)
+    return (
+        f"Your code sends messages or enters collectives in {count(len(MESSAGE.findall(text)), 'place')}, and you've "
+        f"fixed {count(fixed, 'bug')} that weren't yours."
+    )
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ class _OwnStepsOnly:
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if self.on and event in ELSEWHERE:
             raise RuntimeError(
-                f"{event} starts another program. Nobody can see its steps on the disk here, and a kill may come "
-                "between any two of them: use the methods of Path, and shutil"
+                f"{event} starts another program, and the check can't see what that does to the disk. Use shutil and "
+                "the methods of Path instead"
             )
 
 

@@ -1,7 +1,7 @@
-"""The check for exercise 15.2, a pure function that returns the windows of text that a replica takes in a step.
+"""The check of exercise 15.2, a pure function that returns the windows of text that a replica reads in a step.
 
 Any shuffle is right. The check tests the properties that it must have: each window comes once per epoch, the batch is
-the same for any number of replicas, and nothing is remembered between calls or taken from the rank's random state.
+the same for any number of replicas, and nothing is remembered between calls or taken from the process's random state.
 """
 
 import random
@@ -12,23 +12,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from tplab.course import checks
+from tplab.course.checks import Claim, Observed, called_as, portable
 from tplab.course.checks.describe import describe
+from tplab.course.checks.forms.alone import Alone, Call, one
+from tplab.course.checks.trials import Seen, exercise
 
-COUNT = "windows of a replica in a step"
-RANGE = "there is such a window"
-EPOCH = "each window comes once in an epoch"
-SAME = "the batch of all replicas is the same as with one"
+FORM = "own_windows returns a list of ints"
+COUNT = "number of windows per replica"
+RANGE = "all of these windows exist"
+EPOCH = "each window comes once per epoch"
+SAME = "all replicas together get what a single one would"
 PURE = "the same arguments give the same windows"
-ELSEWHERE = "another process gets the same windows"
-LEFT_ALONE = "the rank's own random numbers go on as they would have"
-NEW_ORDER = "each epoch has an order of its own"
-NEIGHBOURS = "in each epoch other windows stand side by side"
+ELSEWHERE = "the windows are the same in a different process"
+LEFT_ALONE = "the random states stay as they are"
+NEW_ORDER = "each epoch has a new order"
+NEIGHBORS = "each epoch has different windows next to each other"
 SHUFFLED = "the windows are shuffled"
-SEEDED = "another seed gives another order"
-APART = "another seed has epochs of its own"
+SEEDED = "a different seed gives a different order"
+APART = "two seeds have no epoch in common"
 
 SEEDS, EPOCHS = 4, 4  # numbers of consecutive seeds and of epochs per seed, all of which are compared
 # For these seeds, the first batches of many epochs are compared. Two batches of 16 out of 64 windows are never equal by
@@ -48,43 +50,79 @@ class Case:
     steps: int
     seed: int
 
-    def note(self) -> str:
-        return f"{self.windows} windows, {self.batch} in a step"
+    def note(self, replicas: int) -> str:
+        many = "a single replica" if replicas == 1 else f"{replicas} replicas"
+        return f"own_windows with {self.windows} windows, {self.batch} per step, and {many}"
 
 
-def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> list[checks.Observed]:
-    """Call the learner's function as this rank's replica, for all steps in order and for some again.
+def run(own_windows: Callable[..., Any], call: Call) -> Seen:
+    """Ask for the windows of all replicas, for all steps in order, and for some of them again."""
+    case, replicas, disorder = call.given
+    with random_states_kept():
+        ranks = [ask(own_windows, case, replica, replicas, disorder) for replica in range(replicas)]
+        for replica, seen in enumerate(ranks):
+            for step, said in enumerate(seen["in order"]):
+                if not isinstance(said, list) or not all(isinstance(number, int) for number in said):
+                    form = f"own_windows({step}, {case.seed}, {case.windows}, {case.batch}, {replica}, {replicas})"
+                    return one({FORM: Claim(f"{form} returned {describe(said)}"), COUNT: case.batch // replicas})
+        alone = [ask_once(own_windows, case, step, case.seed, 0, 1) for step in range(case.steps)]
+    together = [[window for seen in ranks for window in seen["in order"][step]] for step in range(case.steps)]
+    found = {name: Claim(text) for name, text in claims(case, ranks, together, alone).items()}
+    return one({FORM: Claim(""), **found, COUNT: len(ranks[0]["in order"][0])})
 
-    Runs on every rank.
-    """
-    rank, p = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(disorder + rank)
-    random.seed(disorder + rank)
-    seen: list[checks.Observed] = []
-    for case in cases:
 
-        def own(step: int, case: Case = case, seed: int | None = None) -> Any:
-            seed = case.seed if seed is None else seed
-            call = f"own_windows({step}, {seed}, {case.windows}, {case.batch}, {rank}, {p})"
-            with checks.called_as(call):
-                return plain(function(step, seed, case.windows, case.batch, rank, p))
+def right(call: Call) -> Seen:
+    case, replicas, _ = call.given
+    return one({COUNT: case.batch // replicas})
 
-        before = torch.get_rng_state(), random.getstate()
-        in_order = [own(step) for step in range(case.steps)]
-        touched = not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
-        with hashes_of_another_process(function):
-            elsewhere = {step: own(step) for step in range(min(6, case.steps))}
-        again = {step: own(step) for step in random.sample(range(case.steps), min(6, case.steps))}
-        orders = []
-        if p == 1 and case.windows % case.batch == 0:
-            for seed in range(case.seed, case.seed + SEEDS):
-                orders += [(seed, epoch, epoch_of(own, case, seed, epoch)) for epoch in range(EPOCHS)]
-        other = [own(step, seed=case.seed + 1) for step in range(case.steps)]
-        seen.append({"in order": in_order, "again": again, "other seed": other, "touched": touched, "orders": orders})
-        seen[-1]["elsewhere"] = elsewhere
-    if p == 1:
-        seen[0]["orders"] += beginnings(function)
-    return seen
+
+def calls(generator: torch.Generator) -> Iterator[Call]:
+    draw = torch.randint(1000, (3,), generator=generator).tolist()
+    cases = [Case(48, 8, 18, draw[0]), Case(30, 8, 12, draw[1]), Case(10, 4, 8, draw[2])]
+    for replicas in (1, 2, 4):
+        for case in cases:
+            yield Call((case, replicas, 1 + draw[0]), case.note(replicas))
+
+
+def ask_once(own_windows: Callable[..., Any], case: Case, step: int, seed: int, replica: int, replicas: int) -> Any:
+    arguments = step, seed, case.windows, case.batch, replica, replicas
+    with called_as(f"own_windows{arguments}"):
+        return plain(own_windows(*arguments))
+
+
+def ask(own_windows: Callable[..., Any], case: Case, replica: int, replicas: int, disorder: int) -> Observed:
+    """Return what a replica gets. `disorder` determines the random states, which mustn't matter."""
+    torch.manual_seed(disorder + replica)
+    random.seed(disorder + replica)
+
+    def own(step: int, seed: int = case.seed) -> Any:
+        return ask_once(own_windows, case, step, seed, replica, replicas)
+
+    before = torch.get_rng_state(), random.getstate()
+    in_order = [own(step) for step in range(case.steps)]
+    touched = not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
+    with hashes_of_another_process(own_windows):
+        elsewhere = {step: own(step) for step in range(min(6, case.steps))}
+    again = {step: own(step) for step in random.sample(range(case.steps), min(6, case.steps))}
+    orders = []
+    if replicas == 1 and case.windows % case.batch == 0:
+        for seed in range(case.seed, case.seed + SEEDS):
+            orders += [(seed, epoch, epoch_of(own, case, seed, epoch)) for epoch in range(EPOCHS)]
+        orders += beginnings(own_windows)
+    other = [own(step, case.seed + 1) for step in range(case.steps)]
+    seen = {"in order": in_order, "again": again, "other seed": other, "touched": touched, "orders": orders}
+    return seen | {"elsewhere": elsewhere}
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Context manager that restores the random states of torch and Python."""
+    before = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(before)
 
 
 @contextmanager
@@ -112,7 +150,7 @@ def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
     for seed in APART_SEEDS:
         for epoch in range(APART_EPOCHS):
             arguments = epoch * (APART_WINDOWS // APART_BATCH), seed, APART_WINDOWS, APART_BATCH, 0, 1
-            with checks.called_as(f"own_windows{arguments}"):
+            with called_as(f"own_windows{arguments}"):
                 found.append((seed, epoch, [plain(function(*arguments))]))
     return found
 
@@ -124,51 +162,21 @@ def epoch_of(own: Callable[..., Any], case: Case, seed: int, epoch: int) -> list
 
 
 def plain(said: Any) -> Any:
-    """Convert a list, tuple, or range of ints to a list. Anything else is converted by `checks.portable`."""
+    """Convert a list, tuple, or range of ints to a list. Anything else is converted by `portable`."""
     if isinstance(said, (list, tuple, range)):
         numbers = list(said)
         if all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
             return numbers
-    return checks.portable(said)
+    return portable(said)
 
 
-@checks.exercise("15.2", "Which windows a replica takes")
-def whose_windows(function: Callable[..., Any]) -> checks.Verdict:
-    draw = torch.randint(1000, (3,), generator=checks.fresh_generator()).tolist()
-    cases = [Case(48, 8, 18, draw[0]), Case(30, 8, 12, draw[1]), Case(10, 4, 8, draw[2])]
-    alone: list[list[Batch]] = []
-    for p in checks.WORLD_SIZES:
-        runs = checks.run_ranks(ask, p, function, cases, 1 + draw[0], question=CRASH)
-        for number, case in enumerate(cases):
-            ranks = [on_rank[number] for on_rank in runs]
-            check_form([on_rank["in order"] for on_rank in ranks], case, p)
-            together = [[w for on_rank in ranks for w in on_rank["in order"][step]] for step in range(case.steps)]
-            if p == 1:
-                alone.append(together)
-            seen: checks.Observed = {COUNT: len(ranks[0]["in order"][0])}
-            seen |= {name: checks.Claim(text) for name, text in claims(case, ranks, together, alone[number]).items()}
-            checks.verify(
-                "15.2", p, [seen], [{COUNT: case.batch // p}], questions=QUESTIONS, alone=True,
-                note=case.note() + (f", {p} replicas" if p > 1 else ", one replica"),
-            )  # fmt: skip
-    return checks.Verdict("Where the run stands in its data is the number of its steps, and nothing else.")
-
-
-def check_form(of_ranks: list[list[Any]], case: Case, p: int) -> None:
-    for rank, steps in enumerate(of_ranks):
-        for step, said in enumerate(steps):
-            if not isinstance(said, list) or not all(isinstance(number, int) for number in said):
-                call = f"own_windows({step}, {case.seed}, {case.windows}, {case.batch}, {rank}, {p})"
-                checks.fail("15.2", f"{call} gave {describe(said)}, not a list of whole numbers.", FORM)
-
-
-def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alone: list[Batch]) -> dict[str, str]:
+def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list[Batch]) -> dict[str, str]:
     """Return claims that say in words what doesn't hold. Later claims are made only if earlier ones hold."""
     wrong = [w for batch in together for w in batch if not 0 <= w < case.windows]
-    found = {RANGE: f"window {wrong[0]} of 0 to {case.windows - 1}" if wrong else ""}
+    found = {RANGE: f"window {wrong[0]}, but there are only 0 to {case.windows - 1}" if wrong else ""}
     found[PURE] = impure(ranks, "again")
     found[ELSEWHERE] = "" if found[PURE] else impure(ranks, "elsewhere")
-    found[LEFT_ALONE] = "your function draws from them or sets their seed" if any(r["touched"] for r in ranks) else ""
+    found[LEFT_ALONE] = "own_windows draws from them or sets their seed" if any(r["touched"] for r in ranks) else ""
     if any(found.values()) or any(len(batch) != case.batch for batch in together):
         return found
     if len(ranks) > 1:
@@ -179,17 +187,17 @@ def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alon
     whole = together[: case.windows // case.batch]
     in_order = all(sorted(batch) == list(range(i * case.batch, (i + 1) * case.batch)) for i, batch in enumerate(whole))
     if len(whole) >= MANY:
-        found[SHUFFLED] = "they come one after the other" if in_order else ""
+        found[SHUFFLED] = "they come in the order of the text" if in_order else ""
     if case.windows % case.batch == 0:  # an epoch consists of complete batches
         per_epoch = case.windows // case.batch
         epochs = [[sorted(b) for b in together[i : i + per_epoch]] for i in range(0, len(together), per_epoch)]
-        found[NEW_ORDER] = "epoch 1 has the batches of epoch 0" if epochs[1] == epochs[0] else ""
+        found[NEW_ORDER] = "epoch 1 has the same batches as epoch 0" if epochs[1] == epochs[0] else ""
         if len(ranks) == 1 and not found[NEW_ORDER]:
-            found[NEIGHBOURS] = neighbours_again([o for seed, _, o in ranks[0]["orders"] if seed == case.seed][:EPOCHS])
+            found[NEIGHBORS] = neighbors_again([o for seed, _, o in ranks[0]["orders"] if seed == case.seed][:EPOCHS])
     if len(ranks) == 1:
         same = ranks[0]["other seed"] == ranks[0]["in order"]
-        found[SEEDED] = f"seeds {case.seed} and {case.seed + 1} give the same" if same else ""
-        found |= {} if same or found.get(NEIGHBOURS) else {APART: shared(ranks[0]["orders"])}
+        found[SEEDED] = f"seeds {case.seed} and {case.seed + 1} give the same windows" if same else ""
+        found |= {} if same or found.get(NEIGHBORS) else {APART: shared(ranks[0]["orders"])}
     return found
 
 
@@ -199,11 +207,11 @@ def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
     for seed, epoch, order in orders:
         first = had.setdefault(str(order), (seed, epoch))
         if first[0] != seed:
-            return f"epoch {epoch} of seed {seed} is epoch {first[1]} of seed {first[0]}"
+            return f"epoch {epoch} of seed {seed} has the order of epoch {first[1]} of seed {first[0]}"
     return ""
 
 
-def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
+def neighbors_again(epochs: Sequence[list[Batch]]) -> str:
     """Describe an epoch that repeats over half of the first epoch's pairs of neighbors, or return "".
 
     By chance, about 1 pair in 23 is repeated.
@@ -214,11 +222,12 @@ def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
         pairs.append({frozenset(pair) for pair in zip(order, order[1:] + order[:1], strict=True)})
     for epoch, later in enumerate(pairs[1:], 1):
         if len(pairs[0] & later) > len(pairs[0]) / 2:
-            return f"{len(pairs[0] & later)} of {len(pairs[0])} neighbours of epoch 0 are neighbours in epoch {epoch}"
+            kept = f"{len(pairs[0] & later)} of {len(pairs[0])} pairs of neighbors"
+            return f"{kept} in epoch 0 are also neighbors in epoch {epoch}"
     return ""
 
 
-def impure(ranks: list[checks.Observed], when: str) -> str:
+def impure(ranks: list[Observed], when: str) -> str:
     """Describe a batch that was different `when` it was requested "again" or "elsewhere" (in another process).
 
     Returns "" if there is none.
@@ -226,7 +235,7 @@ def impure(ranks: list[checks.Observed], when: str) -> str:
     for rank, seen in enumerate(ranks):
         for step, said in seen[when].items():
             if said != seen["in order"][step]:
-                return f"batch {step} was {seen['in order'][step]}, asked {when} {said} (rank {rank})"
+                return f"in step {step}, replica {rank} first got {seen['in order'][step]}, and then {said}"
     return ""
 
 
@@ -234,7 +243,7 @@ def unlike(together: list[Batch], alone: list[Batch]) -> str:
     for step, (batch, right) in enumerate(zip(together, alone, strict=True)):
         if sorted(batch) != sorted(right):
             doubled = sorted(w for w, count in (Counter(batch) - Counter(right)).items() if count)
-            return f"in batch {step} window {doubled[0]} is one too many: {sorted(batch)} for {sorted(right)}"
+            return f"in step {step}, window {doubled[0]} is one too many: {sorted(batch)} instead of {sorted(right)}"
     return ""
 
 
@@ -246,76 +255,14 @@ def not_once(case: Case, together: list[Batch]) -> str:
         often, rarely = max(counts, key=lambda w: counts[w]), min(counts, key=lambda w: counts[w])
         if counts[often] - counts[rarely] > 1:
             return (
-                f"after batch {step} window {often} has come {counts[often]} times, window {rarely} "
+                f"after step {step}, window {often} has come {counts[often]} times, and window {rarely} "
                 f"{counts[rarely]} times"
             )
     return ""
 
 
-FORM = (
-    "What comes out is a list of numbers of windows, such as `[17, 3, 20, 8]`. What does your last line return? "
-    "(`.tolist()` makes a list of a tensor, `.item()` a number of a single one.)"
-)
-CRASH = (
-    "A batch may begin in one epoch and end in the next one, and the run may have many epochs. Which line expects the "
-    "order to be longer than it is?"
-)
-QUESTIONS = (
-    checks.Question(
-        lambda d: LEFT_ALONE in d.names,
-        "The rank's own random numbers make the dropout masks, and each rank stands elsewhere in them. Which "
-        "generator could belong to your function alone?",
-    ),
-    checks.Question(
-        lambda d: PURE in d.names,
-        "A run that goes on after step 700 asks for batch 700 first. What does your function remember from one call "
-        "to the next, or draw that depends on what was drawn before?",
-    ),
-    checks.Question(
-        lambda d: ELSEWHERE in d.names,
-        "Python adds a random number of each process to the hash of a text, so a run that goes on tomorrow gets other "
-        "windows, and on two machines the replicas disagree. Which line calls `hash`, and how else can seed and epoch "
-        "make one number?",
-    ),
-    checks.Question(
-        lambda d: RANGE in d.names, "Windows are numbered from 0. Where does your function leave their range?"
-    ),
-    checks.Question(
-        lambda d: COUNT in d.names,
-        "`batch_size` sequences are the step's, of all replicas together. How many of them are one replica's?",
-    ),
-    checks.Question(
-        lambda d: SAME in d.names,
-        "With more replicas the batch becomes another one. Does each replica see the same order and take its part of "
-        "the same batch? (Neither the seed nor the order may depend on the replica.)",
-    ),
-    checks.Question(
-        lambda d: EPOCH in d.names,
-        "Number all sequences of the run, one after the other: this batch begins at `done * batch_size`. In which "
-        "epoch is number n, and at which place of that epoch's order? (A batch may take the end of one epoch and the "
-        "beginning of the next.)",
-    ),
-    checks.Question(
-        lambda d: NEIGHBOURS in d.names,
-        "One order is turned, reversed, or moved in blocks, and the same windows meet for the whole run. Where is an "
-        "order of all windows drawn anew for each epoch?",
-    ),
-    checks.Question(
-        lambda d: SHUFFLED in d.names,
-        "The windows come in the order of the text, so a batch is all of one file. What shuffles them?",
-    ),
-    checks.Question(
-        lambda d: NEW_ORDER in d.names,
-        "Each epoch goes through the windows in the same order. What would have to enter the seed of the order?",
-    ),
-    checks.Question(
-        lambda d: SEEDED in d.names,
-        "The seed changes nothing. Where does it enter the order? (Of the seed of a generator only the lowest 32 bits "
-        "count.)",
-    ),
-    checks.Question(
-        lambda d: APART in d.names,
-        "A run with another seed goes through epochs of this run again, at another time perhaps. How do seed and epoch "
-        "enter the seed of the order, and for which two pairs of them does the same come out?",
-    ),
-)
+exercise(
+    "15.2", "Fix it: the same data twice", takes=["own_windows"],
+    trials=[Alone(calls=calls, run=run, right=right)],
+    passed="A run's position in the data is the number of its steps and nothing else, so it can't get lost.",
+)  # fmt: skip

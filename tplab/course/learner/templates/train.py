@@ -6,26 +6,26 @@
     python train.py --help                                           all settings
 
 If there's a GPU for every rank, it trains on GPUs over NCCL, and otherwise on the CPU over gloo. Tokens are bytes, so
-any text will do. If you start it again, it continues from the last checkpoint. The layers, the training step, the
-schedule, the order of the data and the checkpoints are my answers to the exercises. given/ and this script come from
-the course.
+any text will do. If you start it again, it continues from the newest checkpoint, even with a different number of ranks
+per replica. The layers, the training step, the order of the data and the checkpoints are my answers to the exercises.
+given/ and this script come from the course, and the loop itself is in given/capstone_loop.py.
 """
 
 import argparse
 import math
 import os
-import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from my_tp.given.capstone_loop import Functions, train
 from my_tp.given.memory_config import GPTConfig
 from my_tp.given.tensor_initialization import init_parameter
-from my_tp.training import learning_rate, newest_checkpoint, own_windows, save_checkpoint, training_step
+from my_tp.training import newest_checkpoint, own_windows, save_checkpoint, training_step
 from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -44,15 +44,16 @@ class Settings:
     steps: int = 300
     batch_size: int = 16  # sequences per step, over all replicas
     micro_batches: int = 1  # micro-batches that each replica splits its sequences into
-    highest_rate: float = 2e-3
-    lowest_rate: float = 2e-4
-    warmup: int = 30
+    learning_rate: float = 2e-3  # the highest one, after the warm-up
+    min_learning_rate: float = 2e-4
+    warmup_steps: int = 30
     weight_decay: float = 0.1
     max_norm: float = 1.0
     seed: int = 0
     folder: str = "trained"  # where checkpoints and the log go
     log_every: int = 10
     save_every: int = 100
+    keep: int = 2  # checkpoints
     prompt: str = "def "
     sample: int = 200  # bytes to generate at the end
 
@@ -82,16 +83,6 @@ def read_tokens(settings):
     return torch.frombuffer(text, dtype=torch.uint8)
 
 
-def batch(tokens, done, settings, mesh, device):
-    """Return this replica's micro-batches for the step after `done` steps, as pairs (ids, targets) of [b, s] each."""
-    s = settings.seq_length
-    windows = (len(tokens) - 1) // s
-    replica, replicas = mesh.get_local_rank("dp"), mesh.size(0)
-    mine = own_windows(done, settings.seed, windows, settings.batch_size, replica, replicas)
-    rows = torch.stack([tokens[k * s : k * s + s + 1] for k in mine]).to(device, torch.int64)  # [b, s + 1]
-    return [(part[:, :-1], part[:, 1:]) for part in rows.chunk(settings.micro_batches)]
-
-
 def build(settings, group, device):
     """Build my GPT, with the same initial weights for any number of ranks and on any device."""
     config = GPTConfig(
@@ -117,25 +108,7 @@ def optimizer_for(model, settings):
     matrices = [param for param in model.parameters() if param.dim() > 1]
     vectors = [param for param in model.parameters() if param.dim() <= 1]  # norms and biases don't decay
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.highest_rate, betas=(0.9, 0.95))
-
-
-def resume(folder, model, optimizer, layout):
-    """Load the newest checkpoint that every rank has, and return its step, or 0 if there is none."""
-    newest = newest_checkpoint(folder)
-    step = torch.tensor(int(newest.name.rpartition("-")[2]) if newest else 0)
-    common = step.to(next(model.parameters()).device)
-    dist.all_reduce(common, op=dist.ReduceOp.MIN)
-    if common.item():
-        path = folder / f"step-{common.item():06d}" / "state.pt"
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        if state["layout"] != layout:
-            sys.exit(f"{path} is of another run: {state['layout']}, not {layout}. Use another --folder")
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        while (newer := newest_checkpoint(folder)) != path.parent:  # another rank doesn't have it
-            shutil.rmtree(newer)
-    return common.item()
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
 
 
 @torch.no_grad()
@@ -166,34 +139,29 @@ def main():
     tokens = read_tokens(settings)
     model = build(settings, group, device)
     optimizer = optimizer_for(model, settings)
-    sizes = ("num_layers", "hidden_size", "num_heads", "seq_length", "seed")
-    layout = {"ranks": world, "tp": tp, **{name: asdict(settings)[name] for name in sizes}}
     folder = Path(settings.folder)
-    own = folder / f"rank-{rank}"
-    done = resume(own, model, optimizer, layout)
+    functions = Functions(newest_checkpoint, save_checkpoint, own_windows, training_step)
     if rank == 0:
         where = "one GPU each, over NCCL" if on_gpus else "the CPU, over gloo"
-        print(f"{world} ranks, tp={tp}, on {where}; going on after step {done}", flush=True)
-    begun = time.perf_counter()
-    for step in range(done + 1, settings.steps + 1):
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = learning_rate(
-                step, settings.steps, settings.warmup, settings.highest_rate, settings.lowest_rate
-            )
-        parts = batch(tokens, step - 1, settings, mesh, device)
-        loss, norm = training_step(model, optimizer, parts, mesh, settings.max_norm)
+        newest = newest_checkpoint(folder)
+        print(f"{world} ranks, tp={tp}, on {where}, from {newest.name if newest else 'the beginning'} on", flush=True)
+    begun, done = time.perf_counter(), 0
+
+    def tell(step, loss, norm):
+        """After each step: stop if the loss has exploded, and write it into the log."""
+        nonlocal done
+        done += 1
         if not math.isfinite(loss):
-            sys.exit(f"the loss of step {step} is {loss}: try a lower --highest-rate, or a longer --warmup")
+            sys.exit(f"the loss of step {step} is {loss}: try a lower --learning-rate, or more --warmup-steps")
         if rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "log.csv", "a") as log:
                 log.write(f"{step},{loss!r},{norm!r}\n")
             if step % settings.log_every == 0 or step == settings.steps:
-                speed = (step - done) * settings.batch_size * settings.seq_length / (time.perf_counter() - begun)
+                speed = done * settings.batch_size * settings.seq_length / (time.perf_counter() - begun)
                 print(f"step {step:5}   loss {loss:.4f}   norm {norm:.2f}   {speed:,.0f} tokens/s", flush=True)
-        if step % settings.save_every == 0 or step == settings.steps:
-            state = {"layout": layout, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            save_checkpoint(own, step, lambda path, state=state: torch.save(state, path / "state.pt"), 2)
+
+    train(model, optimizer, tokens, settings, mesh, functions, folder, settings.steps, tell)
     text = write_text(model, settings, device, group)
     if rank == 0:
         print(text)

@@ -1,0 +1,101 @@
+"""The learner's layers in the loop of train.py: the plug is pulled for real, and the curve goes on as if it weren't."""
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests import ROOT
+from tests.capstone.small import small, write_text
+from tests.wrong_answers import load_chapter_namespace
+from tplab import launch
+from tplab.capstone import celebration, naive
+from tplab.capstone.loop import Functions
+from tplab.capstone.own_layers import find_answers
+from tplab.capstone.own_run import Plug, checkpoints_of, losses_of, messages_of, train_own
+from tplab.capstone.settings.settings import Settings
+from tplab.runtime import RankError
+
+CHANGES = {"layers": "mine", "tp": 2, "precision": "float32", "steps": 9, "save_every": 2, "sample_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Settings, object, Functions]:
+    """A run that was never stopped, with the reference answers: its settings, the layers, and the functions."""
+    text = write_text(tmp_path_factory.mktemp("own") / "text")
+    settings = small(text, "whole", **CHANGES)
+    answers = find_answers(ROOT / "solutions", settings, missing="tplab")
+    given = load_chapter_namespace("15.3", {})
+    names = ("newest_checkpoint", "save_checkpoint", "own_windows", "training_step")
+    functions = Functions(*(given[name] for name in names))
+    launch(train_own, 2, args=(settings, answers, functions))
+    return settings, answers, functions
+
+
+def killed(settings: Settings, answers: object, functions: Functions, plug: Plug) -> list[str]:
+    """Train until the plug is pulled, and return the names in the folder of checkpoints."""
+    with pytest.raises(RankError, match="rank 1 was ended by SIGKILL"):
+        launch(train_own, 2, args=(settings, answers, functions, plug))
+    return sorted(path.name for path in checkpoints_of(settings).iterdir())
+
+
+def test_killed_three_times_it_equals_the_run_that_was_never_stopped_bit_for_bit(whole):
+    settings, answers, functions = whole
+    never_stopped = losses_of(settings)
+    again = replace(settings, folder=str(Path(settings.folder).with_name("again")))
+    assert killed(again, answers, functions, Plug(4)) == ["step-000002"]
+    assert killed(again, answers, functions, Plug(6, saving=True)) == [
+        "step-000002",
+        "step-000004",
+        "step-000006.saving",
+    ]
+    assert killed(again, answers, functions, Plug(9)) == ["step-000006", "step-000008"]
+    launch(train_own, 2, args=(again, answers, functions))
+    assert losses_of(again) == never_stopped
+    assert len(never_stopped) == 9
+
+
+def test_a_single_rank_and_other_grids_continue_from_the_same_checkpoint(whole):
+    settings, answers, functions = whole
+    stopped = replace(settings, folder=str(Path(settings.folder).with_name("stopped")), stop_after=4)
+    launch(train_own, 2, args=(stopped, answers, functions))
+    for tp, dp in ((1, 1), (1, 2), (2, 2)):
+        other = replace(stopped, tp=tp, dp=dp, micro_batch_size=4, stop_after=None)
+        launch(train_own, tp * dp, args=(other, answers, functions))
+        assert losses_of(other) == pytest.approx(losses_of(settings), abs=2e-5)
+        for path in checkpoints_of(other).glob("step-00000[5-9]"):
+            path.rename(path.with_name(f"{path.name}.{tp}x{dp}"))
+
+
+def test_a_checkpoint_in_place_that_is_half_written_stops_the_naive_run(whole):
+    settings, answers, _ = whole
+    first = replace(settings, folder=str(Path(settings.folder).with_name("naive")))
+    assert killed(first, answers, naive.FUNCTIONS, Plug(4, saving=True)) == ["step-000002", "step-000004"]
+    with pytest.raises(RankError, match="PytorchStreamReader"):
+        launch(train_own, 2, args=(first, answers, naive.FUNCTIONS))
+
+
+def test_every_all_reduce_of_a_micro_batch_belongs_to_a_block(whole):
+    settings, answers, _ = whole
+    size = 4 * settings.micro_batch_size * settings.seq_length  # bytes per column of an activation
+    sent = launch(messages_of, 2, args=(settings, answers))[0]
+    one = [size * settings.hidden_size]
+    assert sent.pop("loss forward") == 3 * [size]
+    assert sent == dict.fromkeys(sent, one)
+    assert set(sent) == {"embedding forward", "attention forward", "MLP forward"} | {
+        f"{part} backward" for part in ("attention", "MLP", "loss")
+    }
+
+
+def test_the_card_is_a_picture_without_any_path_and_is_only_written_for_a_learner(whole, monkeypatch, tmp_path):
+    settings, answers, _ = whole
+    monkeypatch.chdir(tmp_path)
+    made = celebration.card({"p = 1": [3.0, 2.0], "p = 2": [3.0, 2.0]}, settings, answers)
+    root = ElementTree.fromstring(made.svg)
+    said = " ".join(text for text in root.itertext() if text.strip())
+    assert "torchrun --standalone --nproc-per-node 2 train.py" in said
+    assert "loss 3.00 → 2.00" in said
+    assert made.alt in said
+    assert settings.folder not in made.svg
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,40 @@
+"""The three jobs of chapter 15: what a layout costs, and which ones win."""
+
+from math import prod
+
+import pytest
+
+from tplab.cluster.jobs import AGAIN, BUBBLE, DIVIDES, FITS, JOBS, SENDS
+from tplab.cluster.plan import plans
+
+
+@pytest.mark.parametrize(
+    ("job", "layout", "fails", "says"),
+    [
+        ("98 million", (8, 1, 1, 32, "nothing"), DIVIDES, "12 heads can't be divided by tp = 8"),
+        ("98 million", (1, 1, 4, 32, "nothing"), DIVIDES, "but there are 8 GPUs"),
+        ("98 million", (1, 1, 8, 33, "nothing"), DIVIDES, "256 sequences can't be divided"),
+        ("175 billion", (1, 128, 2, 1, "nothing"), DIVIDES, "128 stages can't share 96 layers"),
+        ("70 billion", (8, 2, 4, 1, "nothing"), FITS, "GB too much on the first stage"),
+        ("70 billion", (1, 1, 64, 1, "layers"), FITS, "GB too much on each GPU"),
+        ("70 billion", (16, 2, 2, 1, "nothing"), SENDS, "of it is messages of tp"),
+        ("175 billion", (4, 32, 2, 8, "layers"), BUBBLE, "of it is waiting for the pipeline"),
+        ("98 million", (1, 1, 8, 32, "layers"), AGAIN, "times as long as it could"),
+        ("70 billion", (8, 8, 1, 1, "nothing"), "", "a step takes"),  # within 5 % of the best
+    ],
+)
+def test_a_layout_is_told_what_is_wrong_with_it(job, layout, fails, says):
+    played = JOBS[job].play(*layout)
+    assert played.fails == fails
+    assert says in played.verdict
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_plan_that_the_game_allows_is_faster_than_the_fastest(name):
+    job = JOBS[name]
+    found = plans(job.config, job.gpus, job.machine, sequences=job.sequences)
+    allowed = [p for p in found if p.layout.chunks == 1 and p.layout.sequence_parallel == (p.layout.tp > 1)]
+    layout, time = job.fastest
+    assert time.total == allowed[0].time.total
+    assert prod((layout.tp, layout.pp, layout.dp)) == job.gpus
+    assert not job.play(layout.tp, layout.pp, layout.dp, layout.micro_batch, layout.recompute).fails
