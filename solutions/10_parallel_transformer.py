@@ -30,7 +30,7 @@ from tplab.tensor import load_full_state_dict, reduce_from_region
 #
 # A block of a transformer never replaces its input $x$. It computes something from $x$ and *adds* the result to $x$. This running sum of $x$ and all the blocks' outputs is called the **residual stream**.
 #
-# On two ranks, each rank has the full $x$, but only its own term of the block's output. Suppose that $x = [3, 4]$, rank 0 has the term $[1, 0]$, and rank 1 has the term $[0, 2]$. So the new stream should be $[4, 6]$. The operator g adds up the terms. But should the ranks add $x$ after g or before g?
+# On two ranks, each rank has the full $x$, but only its own term of the block's output. Let $x = [3, 4]$. Rank 0 has the term $[1, 0]$, and rank 1 has the term $[0, 2]$, so the new stream should be $[4, 6]$. The operator g adds up the terms. But should the ranks add $x$ after g or before g?
 #
 # **Predict.** What's the new stream if every rank adds $x$ before g? What is it if only rank 0 adds $x$ before g? In the second case, suppose the loss is the sum of the new stream's elements. On rank 0, the gradient of $x$ is $[1, 1]$. What value does each element of this gradient have on rank 1?
 
@@ -142,11 +142,11 @@ def show_layer(p):
 viz.explore(show_layer, p=(2, 4))
 
 # %% [markdown]
-# All of these messages belong to f and g, and nothing between the blocks sends anything.
+# All messages belong to f and g, and nothing between the blocks sends anything.
 #
 # ## 256 + 1
 #
-# Large models are trained in bfloat16, which has only 8 significant bits. That's enough inside a block. But the stream goes through *all* the layers, and each layer adds only a little to it.
+# Large models are trained in bfloat16, which has only 8 significant bits. That's enough inside a block. But the stream goes through *all* the layers, and each layer adds only a little.
 #
 # **Predict.** What's 256 + 1 in bfloat16? And if an element of the stream is 256, and then each of 64 blocks adds 0.5, what's the result in bfloat16, and what's the result in float32?
 
@@ -229,7 +229,7 @@ def bias_dropout_add(y, bias, residual, rate, training, rng=None):
 
 # %% [markdown] hints="10.2"
 # 1. Which of the three tensors loses bits in the broken version, and in which line? Which tensors could change their dtype without losing anything?
-# 2. Convert `y` and `bias` to the dtype of `residual`. Do it before you add them to each other, because the sum of two bfloat16 tensors is rounded, too.
+# 2. Convert `y` and `bias` to the dtype of `residual`. Convert them before you add them to each other, because the sum of two bfloat16 tensors is rounded, too.
 # 3. Write `y = y.to(residual.dtype)`, then `y = y + bias.to(residual.dtype)` if there's a bias. The last line stays as it is.
 
 # %% check="10.2"
@@ -262,7 +262,7 @@ from tplab.tensor import ParallelAttention, ParallelMLP
 #
 # - `self.attention(x, key_padding_mask=..., rng=...)` is self-attention. `self.cross_attention(x, memory, key_padding_mask=..., rng=...)` reads the memory, or is `None` if the layer has no cross-attention. `self.mlp(x)` takes no other arguments.
 #
-# - A `key_padding_mask` is `True` where a *key* is padding. Which of the two masks does each of the two attention layers need?
+# - A `key_padding_mask` is `True` where a *key* is padding. Which mask does `self.attention` need, and which mask does `self.cross_attention` need?
 #
 # - Attention has its own dropout inside, for which it needs the tracker `rng`. For the dropout after each block, use your `bias_dropout_add` with `self.hidden_dropout`.
 #
@@ -319,7 +319,7 @@ class ParallelTransformerLayer(nn.Module):
 check("10.3", ParallelTransformerLayer)
 
 # %% [markdown]
-# Is your layer really the transformer that everybody else uses? The next cell compares it with PyTorch's own layers.
+# Is your layer really the transformer that everybody else uses? The next cell compares your layer with PyTorch's own layers.
 #
 # **Predict.** How many all-reduces does your decoder layer with cross-attention need in the forward pass, and how many in the backward pass, if the memory needs a gradient, too?
 
@@ -575,7 +575,7 @@ def best_token(logits, vocab_size, group=None):
 
 
 # %% [markdown] hints="10.5"
-# 1. On each rank, only the largest logit has a chance of being the largest of all. Which two numbers do the other ranks need to know about it? How does an index in a rank's shard become an id?
+# 1. On each rank, only the largest logit has a chance of being the largest of all. Which two numbers do the other ranks need to know about this logit? How does an index in a rank's shard become an id?
 # 2. Set the logits of the padding to minus infinity, and find the rank's own maximum and its index. Then find the maximum over all ranks. Each rank that has this maximum proposes the id of its largest logit. All other ranks propose a number that's too large to be the minimum.
 # 3. `ids = start + arange(v/p)` with `start = dist.get_rank(group) * v/p`, then `largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)`. All-reduce a copy of `largest` with `MAX`. All-reduce `torch.where(largest == largest_of_all, start + index, vocab_size)` with `MIN`.
 
@@ -756,17 +756,17 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for n
 #
 # - **Megatron-Core** has this layer as `TransformerLayer` in `megatron/core/transformer/transformer_layer.py`, with `self_attn_bda`, `cross_attn_bda`, and `mlp_bda` after the blocks. "bda" is your `bias_dropout_add`, which lives in `megatron/core/fusions/fused_bias_dropout.py`. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
 #
-# - **The cast** that exercise 10.2 removes was there on purpose. According to a comment in Megatron-Core's code, it kept a pipeline from hanging under automatic mixed precision.
+# - **The cast** that exercise 10.2 removes was there on purpose. According to a comment in Megatron-Core's code, the cast kept a pipeline from hanging under automatic mixed precision.
 #
-# - **Names change.** Your `init_std` depends on the names of the weights, and so does the initialization in `transformers`. In July 2026, a user noticed that `transformers` had stopped scaling these weights in new GPT-2 models. The code compared each parameter's name with `"c_proj.weight"`, but by then, it received full names such as `"h.0.attn.c_proj.weight"`. Nothing raised an error, of course (huggingface/transformers issue 47458).
+# - **Names change.** Your `init_std` depends on the names of the weights, and so does the initialization in `transformers`. In July 2026, a user noticed that `transformers` had stopped scaling these weights in new GPT-2 models. The code compared each parameter's name with `"c_proj.weight"`, but by then, the code received full names such as `"h.0.attn.c_proj.weight"`. Nothing raised an error, of course (huggingface/transformers issue 47458).
 #
-# - **A residual before g** shipped in the inference engine Mirage. Until June 2026, it added one of its residuals on every rank, so this residual was doubled on two GPUs. The fix was to add it on rank 0 only, which is fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). But two months later, the developers found a model whose "residual" isn't a full tensor but a term of a sum. Since only rank 0 added its residual, the terms of all the other ranks were missing (pull request 753). So your code should always know whether a tensor is a term or a full tensor.
+# - **A residual before g** shipped in the inference engine Mirage. Until June 2026, Mirage added one of its residuals on every rank, so this residual was doubled on two GPUs. The fix was to add the residual on rank 0 only, which is fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). But two months later, the developers found a model whose "residual" isn't a full tensor but a term of a sum. Since only rank 0 added its residual, the terms of all the other ranks were missing (pull request 753). So your code should always know whether a tensor is a term or a full tensor.
 #
-# - **A bias before g** shipped in GPT-NeoX. It has a variant with parallel blocks, $x + \text{attention} + \text{MLP}$, in which a single all-reduce adds up the terms of both blocks. Each rank added both biases before this all-reduce, so the biases were added $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
+# - **A bias before g** shipped in GPT-NeoX. This library has a variant with parallel blocks, $x + \text{attention} + \text{MLP}$, in which a single all-reduce adds up the terms of both blocks. Each rank added both biases before this all-reduce, so the biases were added $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
 #
 # - **Your way to choose a token** is newer than it looks. SGLang gathers all the logits on every rank, even if it only needs the largest one. A pull request of August 2026 sends each rank's best candidate instead, with your rule for ties (sgl-project/sglang pull request 35268, still open). In LightLLM, the same idea raised the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
 #
-# - **If the next token is drawn at random**, all ranks have to get the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, their texts may drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws on rank 0, and broadcasts the token. It also uses a KV cache.
+# - **If the next token is drawn at random**, all ranks have to get the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, the ranks' texts may drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws on rank 0, and broadcasts the token. It also uses a KV cache.
 #
 # - **The memory's gradient** is all-reduced once per decoder layer, because every cross-attention has its own f. The contributions of the layers are simply added, and so are the ranks' terms. So you could leave out all of these f's and put a single f where the memory enters the decoder. Can you see why the gradients would stay the same?
 #
