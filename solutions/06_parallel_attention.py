@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · Parallel attention
 #
-# In your MLP, no token ever looked at another token. In attention, every token looks at every other token. How could you split that without constant communication? And yet you're about to find out that attention needs no more communication than your MLP, which is one all-reduce in the forward pass and one in the backward pass.
+# In your MLP, no token ever looked at another token. In attention, every token looks at every other token. How could you split that without constant communication? You're about to find out that attention, like your MLP, needs only one all-reduce in the forward pass and one in the backward pass.
 #
 # By the end of this chapter, your library will train a transformer block on two processes. You need chapters 04 and 05. About 75 minutes, plus 15 minutes for an optional section.
 
@@ -22,7 +22,7 @@ from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region,
 #
 # An attention **head** computes a query, a key, and a value for each token, which are vectors with $d$ elements. The dot products of a query with all the keys are called **scores**. A softmax turns the scores into weights, and the head returns the weighted sum of the values.
 #
-# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Let's try it with one query, two keys, and $d = 2$. (We don't divide the scores by $\sqrt{d}$ here.)
+# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Let's try it with one query, two keys, and $d = 2$. (We won't divide the scores by $\sqrt{d}$.)
 
 
 # %%
@@ -49,7 +49,7 @@ viz.matrices({f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumera
              | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)})  # fmt: skip
 
 # %% [markdown]
-# Each rank prefers a different key. As with GELU in chapter 02, you can't apply a softmax to the terms of a sum. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, the scores have $s/d$ times as many elements as the layer's output. In GPT-3, that's 16 times as many.
+# Each rank prefers a different key. As with GELU in chapter 02, you can't apply a softmax to the terms of a sum. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, that's $s/d$ times as many elements as the layer's output has, and 16 times as many in GPT-3.
 #
 # ## But heads ignore each other
 #
@@ -115,7 +115,7 @@ def sharded_attention(x, wq, wk, wv, wo, head_dim):
 check("6.1", attention_splits, sharded_attention)
 
 # %% [markdown]
-# Do you recognize your design? It's the same as in exercise 5.1, except that the middle contains attention heads instead of GELU:
+# Your design is the same as in exercise 5.1, except that there are attention heads instead of GELU in the middle:
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,Q_0, K_0, V_0\,],\; [\,Q_1, K_1, V_1\,] \;\xrightarrow{\text{heads}}\; [\,Y_0,\; Y_1\,] \;\longrightarrow\; Y_0 O_0 + Y_1 O_1 \;\xrightarrow{\;g\;}\; Z$$
 #
@@ -484,7 +484,7 @@ viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 2
 # %% [markdown]
 # A head can't be split, so several ranks hold **copies** of the same key head. But each copy is only used by the queries on its own rank.
 #
-# **Predict.** Two ranks hold copies of the only key head and the only value head. There's one f in front of all three projections, as in your `ParallelAttention`, but nothing keeps the copies in sync. Which of the tensors in the next cell are correct after the first backward pass? (Write `True` or `False`.)
+# **Predict.** Two ranks hold copies of the only key head and value head. There's one f in front of all three projections, as in your `ParallelAttention`, but nothing keeps the copies in sync. Which of the tensors in the next cell are correct after the first backward pass? (Write `True` or `False`.)
 
 # %% predict="6.g"
 predict("6.g", out=True, dWq=True, dWk=False, dx=True)
@@ -609,7 +609,7 @@ predict("6.i", weight=131072, keys_and_values=524288)
 # %% [markdown]
 # ## Break it
 #
-# Weights aren't the only things that belong to a head. With ALiBi, each head subtracts its own **slope** times the distance between query and key from its scores. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of the slopes of its own heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
+# Weights aren't the only things that belong to a head. With ALiBi, each head subtracts its own **slope** times the distance between query and key from its scores. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of its own (bigscience-workshop/Megatron-DeepSpeed issue 227).
 #
 # **Predict.** Suppose four ranks hold one head each. How many of the ranks compute their head correctly? Which slope does rank 3 use?
 
@@ -672,7 +672,7 @@ def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k
 #
 # - `append(keys, values)` writes new tokens after the cached ones and returns everything cached so far, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
 #
-# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3. As always with grouped keys, the first query heads share key head 0, the next query heads share key head 1, and so on.
+# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3. The first query heads share key head 0, the next query heads share key head 1, and so on.
 #
 # All of this runs under `torch.no_grad()`.
 

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 07 · The vocabulary-parallel embedding
 #
-# In many language models, the two largest matrices aren't in any layer. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split them so that *both* ends are cheap? One obvious split is perfect at one end of the model and a disaster at the other end. And the split that everybody uses has a trap, because it hides errors that would crash a single process.
+# In many language models, the two largest matrices aren't in any layer. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split them so that *both* ends are cheap? One obvious split is perfect at one end and a disaster at the other. And the split that everybody uses has a trap, because it hides errors that would crash a single process.
 #
 # By the end of this chapter, your library will have both ends of a language model. You need chapters 03 and 04. About 75 minutes.
 
@@ -78,7 +78,7 @@ viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tok
 #
 # - `look_up` receives the one-hot vectors of all tokens and this rank's shard of $E$. Every rank returns the vectors $X$ of all tokens.
 #
-# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. You may return all the logits on every rank, or only the logits of this rank's own tokens. Decide which of these options is cheaper.
+# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. Return all the logits on every rank or only the logits of this rank's own tokens, whichever is cheaper.
 #
 # You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. The one-hot vectors don't need a gradient, because they're made from integers. The check counts the messages of each function.
 
@@ -169,7 +169,7 @@ predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
 # %% [markdown] task="7.2" title="The masked look-up" difficulty=3 minutes=12
 # Write the look-up without one-hot vectors. Your function should work for ids of any shape, and it mustn't change `ids`, because the caller still needs them.
 #
-# Some models fill up short texts with a meaningless token, whose vector must not get a gradient. If the vector of this token is in this rank's shard, `padding_row` is its row number in the shard. You can simply pass `padding_row` on, since `F.embedding(rows, weight, padding_row)` takes care of it.
+# Some models fill up short texts with a meaningless token, whose vector must not get a gradient. If the vector of this token is in this rank's shard, `padding_row` is its row number in the shard. You can simply pass it on with `F.embedding(rows, weight, padding_row)`.
 
 
 # %% exercise="7.2"
@@ -193,7 +193,7 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 check("7.2", parallel_lookup)
 
 # %% [markdown]
-# The backward pass doesn't need any messages. Every rank already has the full gradient of $X$, and it adds the gradients of its own tokens to the rows of its shard. But doesn't row 0 also get a gradient for every foreign id? A reviewer of DeepSeek-V3's inference code suspected this (pull request 834). The answer is no, because the second `masked_fill` replaces the vectors of foreign ids, so their gradients stop there.
+# The backward pass doesn't need any messages. Every rank already has the full gradient of $X$, and it adds the gradients of its own tokens to the rows of its shard. But doesn't row 0 also get a gradient for every foreign id? A reviewer of DeepSeek-V3's inference code suspected this (pull request 834). It doesn't, because the second `masked_fill` replaces the vectors of foreign ids, so their gradients stop there.
 #
 # ## A vocabulary that can't be divided
 #
@@ -227,7 +227,7 @@ viz.table([{"vocabulary": name, "tokens": size, "rows on 8 ranks": pad_vocab_siz
 #
 # ## Fix it
 #
-# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and the example crashed. On two GPUs, it ran just fine. The example's data contains ids up to 4,095, although the vocabulary of its model has only 100 tokens, and Megatron-LM masks foreign ids only if there's more than one rank. So do vLLM and SGLang. (The report is NVIDIA/Megatron-LM issue 2459, still open in fall 2026. The same crash had been reported in August 2024 as issue 1038.)
+# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and the example crashed. On two GPUs, it ran just fine (NVIDIA/Megatron-LM issue 2459, still open in fall 2026, and issue 1038 from August 2024). The example's data contains ids up to 4,095, although the vocabulary of its model has only 100 tokens, and Megatron-LM masks foreign ids only if there's more than one rank. So do vLLM and SGLang.
 #
 # **Predict.** What happens if you look up the id 12 in our vocabulary of ten words, first with `F.embedding` in a single process and then with your `parallel_lookup` on two ranks? (Write "IndexError", "zeros", or "a row".)
 
@@ -360,7 +360,7 @@ predict("7.f", padding_logit=0, chosen=3)
 #
 # - Without `gather`, each rank returns the logits of its own rows. With `gather`, every rank returns the logits of all the tokens, without padding.
 #
-# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding should be $-\infty$, so that they never affect a softmax or a maximum. In chapter 08, you'll compute the loss from logits that were never gathered, and that loss should be right, too.
+# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding should be $-\infty$, so that they never affect a softmax or a maximum. This includes logits that aren't gathered, because you'll compute a loss from them in chapter 08.
 
 
 # %% exercise="7.4"
@@ -579,4 +579,4 @@ from tplab.course import library
 library(7)
 
 # %% [markdown]
-# In this chapter, we cheated a little. To compute the loss, we gathered all the logits on every rank. For 1,024 tokens of GPT-2, such a gather sends 206 MB in every single step, although the loss is only one number per token. How do you compute a softmax if each rank has only some of the logits? In the next chapter, you'll compute the same loss with messages of only 12 KB.
+# In this chapter, we cheated a little, because we gathered all the logits to compute the loss. For 1,024 tokens of GPT-2, such a gather sends 206 MB in every single step, although the loss is only one number per token. How do you compute a softmax if each rank has only some of the logits? In the next chapter, you'll compute the same loss with messages of only 12 KB.
