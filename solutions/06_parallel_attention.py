@@ -49,7 +49,7 @@ viz.matrices({f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumera
              | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)})  # fmt: skip
 
 # %% [markdown]
-# Each rank prefers a different key. As with GELU in chapter 02, you can't apply a softmax to the terms of a sum. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, that's $s/d$ times as many elements as the layer's output has, and 16 times as many in GPT-3.
+# Each rank prefers a different key. As with GELU in chapter 02, you can't apply a softmax to the terms of a sum. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, the scores have $s/d$ times as many elements as the layer's output. In GPT-3, that's 16 times as many.
 #
 # ## But heads ignore each other
 #
@@ -358,7 +358,7 @@ check("6.4", ParallelCrossAttention)
 #
 # ## Train a block
 #
-# An attention layer and an MLP form a transformer **block**, in which each of them has a residual connection around it. Let's train one! The model below reads 32 bytes of Python and predicts the next byte after each of them. Everything except the block is replicated.
+# A transformer **block** consists of an attention layer and an MLP, each with a residual connection around it. Let's train one! The model below reads 32 bytes of Python and predicts the next byte after each of them. Everything except the block is replicated.
 
 # %%
 from collections import OrderedDict
@@ -492,7 +492,7 @@ predict("6.g", out=True, dWq=True, dWk=False, dx=True)
 # %% [markdown]
 # ## Fix it
 #
-# The BigCode project, which trained StarCoder, added multi-query attention to its own version of Megatron-LM. The developers knew about the copies, so they summed the gradients of the shared weights across ranks. Still, if they split a model across several ranks, its loss exploded after a few thousand steps. After 5,000 steps, a small model had a loss of 3.74 instead of 2.64. And yet, when the developers printed the copies at step 2400, the copies were "perfectly in sync" (bigcode-project/Megatron-LM issue 35, March 2023). The next cell contains the same mistake.
+# The BigCode project, which trained StarCoder, added multi-query attention to its own version of Megatron-LM. The developers knew that each rank had a copy of the shared weights, so they summed the gradients of these weights across ranks. Still, if they split a model across several ranks, its loss exploded after a few thousand steps. After 5,000 steps, a small model had a loss of 3.74 instead of 2.64. And yet, when the developers printed the copies at step 2400, the copies were "perfectly in sync" (bigcode-project/Megatron-LM issue 35, March 2023). The next cell contains the same mistake.
 
 
 # %%
@@ -599,7 +599,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Now you can see what really drifted apart. With the broken code, each rank computes a different $dx$, so every layer *before* the attention gets a different gradient on each rank. Only the gradients of the copies were summed, so only the copies stayed equal. Your detector from exercise 5.3, which compares *all* replicated parameters, would have noticed the mistake after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
+# Now you can see what really went wrong. With the broken code, each rank computes a different $dx$, so every layer *before* the attention gets a different gradient on each rank. Only the gradients of the copies were summed, so only the copies stayed equal. Your detector from exercise 5.3, which compares *all* replicated parameters, would have noticed the mistake after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
 #
 # **Predict.** Besides the message for $dx$, the first fix sends the gradient of the shared weight `[2d, h]`, and the second fix sends the gradient of `kv` `[b, s, 2d]`. How many elements do these two gradients have for $b \cdot s = 4096$ tokens, $h = 1024$, and $d = 64$?
 
@@ -652,7 +652,7 @@ symptoms(6)
 predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 
 # %% [markdown]
-# So with 16 ranks, each rank's cache is as large as with 8 ranks. The function below computes queries, keys, and values with **rotary positions** (Su et al. 2021). It rotates queries and keys by an angle that depends on the token's position, so that a score only depends on how far apart two tokens are. Each rank rotates its own heads.
+# So with 16 ranks, each rank's cache is as large as with 8 ranks. The function below computes queries, keys, and values with **rotary positions** (Su et al. 2021). This method rotates queries and keys by an angle that depends on the token's position, so that a score only depends on how far apart two tokens are. Each rank rotates its own heads.
 
 # %% tags=["setup"]
 from tplab.tensor import rotary_angles, rotate
@@ -753,7 +753,7 @@ viz.table(
 #
 # - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. Megatron-Core orders the rows of the fused weight by group, and each group consists of several query heads, one key head, and one value head. That way, an ordinary split is correct, and there's no need for a stride.
 #
-# - **A split that ignores the three blocks of the fused weight** is easy to overlook. It changes the order of the rows, which doesn't hurt a model that you train from scratch. When a user of Colossal-AI reported such a split in 2022 (issue 817), the first reply recommended the new functions for checkpoints, and a later reply asked for an example of what would go wrong.
+# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. When a user of Colossal-AI reported such a split in 2022 (issue 817), the first reply recommended the new functions for checkpoints, and a later reply asked for an example of what would go wrong.
 #
 # - **Splitting a head** is possible, but it needs more communication. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. When its developers gave each rank a copy of a complete head instead, the time per step went down from 3.1 ms to 1.6 ms (tpu-inference pull request 2661).
 #

@@ -69,7 +69,7 @@ viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tok
 #
 # ## The other end
 #
-# At its end, the model has a vector $y$ for each position of the text and has to decide which token comes next. So for every token of the vocabulary, it computes a score, which is called a **logit**. The logit is the dot product of $y$ with a vector that belongs to the token. A vector for each token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. The two ends are then called **tied**.
+# At the end, the model has a vector $y$ for each position and has to decide which token comes next. So for every token of the vocabulary, the model computes a score, which is called a **logit**. The logit is the dot product of $y$ with a vector that belongs to the token. A vector for each token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. The two ends are then called **tied**.
 
 # %% [markdown] task="7.1" title="One table, two jobs" difficulty=3 minutes=14
 # Split the table so that the two ends together send as few bytes as possible. The vocabulary is much larger than the hidden size, $v \gg h$.
@@ -78,7 +78,7 @@ viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tok
 #
 # - `look_up` receives the one-hot vectors of all tokens and this rank's shard of $E$. Every rank returns the vectors $X$ of all tokens.
 #
-# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. Return all the logits on every rank or only the logits of this rank's own tokens, whichever is cheaper.
+# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. Return all the logits or only the logits of this rank's own tokens, whichever is cheaper.
 #
 # You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. The one-hot vectors don't need a gradient, because they're made from integers. The check counts the messages of each function.
 

@@ -243,7 +243,7 @@ viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in
 #
 # - **Padding.** To split the vocabulary evenly, we added columns in chapter 07 that don't belong to any ID. These columns mustn't get any probability.
 #
-# - **Ignored tokens.** If a token shouldn't count, for example because it's part of the user's question, its target is `ignore_index`, which is -100 by default. The loss and the gradient of this token are 0, and you only average over the tokens that *do* count.
+# - **Ignored tokens.** If a token shouldn't count, for example because it's part of the user's question, its target is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and you only average over the tokens that *do* count.
 #
 # **Predict.** Suppose three of eight tokens have the target `ignore_index`. What do you divide the sum of the losses by? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The correct loss is the logarithm of a whole number. Which number is it? And which number would it be if the softmax included the padding?
 
@@ -350,7 +350,7 @@ viz.table([{"run": name, "first loss": f"{losses[0]:.6f}", "last loss": f"{losse
 # %% [markdown]
 # The first loss is the cheapest test there is. A model that hasn't learned anything gives all 256 bytes about the same probability, so its loss has to be close to $\ln 256$. It's worth knowing this number by heart, because you can recognize some bugs by what they do to the first loss.
 #
-# **Predict.** A colleague trains the same model, but calls `VocabParallelCrossEntropy` directly. On one rank, their first loss is also 5.515. But on two ranks, it's 6.208, and on four ranks, it's 6.901. Which logits do they pass to your function? Write "gathered" (all 256 logits, on every rank), "padded" (this rank's columns, but they forgot to mask the padding), or "scaled" (logits that were multiplied by the number of ranks).
+# **Predict.** A colleague trains the same model, but calls `VocabParallelCrossEntropy` directly. On one rank, their first loss is also 5.515. But on two ranks, it's 6.208, and on four ranks, it's 6.901. Which logits does your colleague pass to the function? Write "gathered" (all 256 logits, on every rank), "padded" (this rank's columns, but they forgot to mask the padding), or "scaled" (logits that were multiplied by the number of ranks).
 
 # %% predict="8.d"
 predict("8.d", they_pass="gathered")
@@ -484,7 +484,7 @@ check("8.4", smoothed_loss)
 compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 
 # %% [markdown]
-# Now every row of the table is the same, at the price of one more number per token. Did you get a wrong gradient along the way? If you subtract the log-sum-exp from each rank's logits before the sum, all ranks use the same number, but they use it for different columns. You met this situation in exercise 6.5, where ranks had copies of a weight. So you'd have to pass the log-sum-exp through f, but it's easier to subtract it after the sum.
+# Now every row of the table is the same, at the price of one more number per token. Did you get a wrong gradient along the way? If you subtract the log-sum-exp from each rank's logits before the sum, all ranks use the same number, but they use it for different columns. You met this situation in exercise 6.5, where ranks had copies of a weight. So you'd have to pass the log-sum-exp through f, but it's easier to subtract the log-sum-exp after the sum.
 #
 # The first loss wouldn't have revealed this bug, by the way. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks as well, and not only in the first step.
 

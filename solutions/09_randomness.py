@@ -540,7 +540,7 @@ table_of(torchs_own)
 # %% [markdown]
 # With your tracker's streams, half of the gradients are wrong, namely those of the elements that were kept in only one of the two runs. Torch doesn't know about your tracker, so in the second run, dropout draws the stream's next numbers instead of repeating the first ones. You wouldn't notice, because the loss is still correct.
 #
-# To solve such problems, `torch_checkpoint` has an argument `context_fn`. You pass it a function without arguments that returns two context managers, one for each run. `nullcontext()` is a context manager that does nothing.
+# You can solve this problem with `context_fn`, an argument of `torch_checkpoint`. It takes a function without arguments that returns two context managers, one for each run. `nullcontext()` is a context manager that does nothing.
 
 # %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
 # Write `checkpoint` with the help of `torch_checkpoint`. The second run of a function has to draw from the tracker's streams as they were when *its own* first run began. After the second run, all states must be as if the function had run only once.

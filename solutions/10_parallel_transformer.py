@@ -201,7 +201,7 @@ def switched(bias_dropout_add):
 viz.table(switched(as_shipped))
 
 # %% [markdown] task="10.2" title="Fix the switch that did nothing" difficulty=2 minutes=8
-# The switch changes nothing at all! The embedding returned a float32 tensor, but the very first block converted the stream back to bfloat16, until February 2026 (NVIDIA/Megatron-LM pull request 3504).
+# The switch changes nothing at all! In Megatron-Core, the embedding returned a float32 tensor, but until February 2026, the very first block converted the stream back to bfloat16 (NVIDIA/Megatron-LM pull request 3504).
 #
 # Fix the function. The result and every sum on the way should have the dtype of `residual`, so that nothing is rounded to a smaller dtype. All ranks drop the same elements. If `bias` is `None`, there's no bias.
 
@@ -624,7 +624,7 @@ viz.table([{"plain PyTorch writes": repr(plain_text(prompt))} | {
 #
 # ## Break it
 #
-# Let's return to the first question of this chapter. In the next cell, the MLP's residual is added before g.
+# Let's return to the first question of this chapter and add the MLP's residual before g.
 #
 # **Predict.** For which of $p = 1, 2, 4$ is the loss of your trained model correct? For an untrained model, the correct loss is about 5.9, and the norms rescale the stream. Will the loss of the untrained model be off by more than 1 for any $p$?
 
