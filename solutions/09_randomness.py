@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09 · Randomness
 #
-# Every rank of your model rolls dice. Some of these dice must show the same number on all ranks, and others must not. If you mix them up, nothing crashes. Megatron-Core mixed them up for sixteen months, because of a single word.
+# With dropout, every rank of your model draws random numbers. Some of these numbers have to be the same on all ranks, and others have to be different. If you mix them up, nothing crashes. Megatron-Core mixed up such numbers for sixteen months because of a single wrong word.
 #
 # By the end of this chapter, your block from chapter 06 will train with dropout on any number of ranks. You need chapters 04 to 06. About 75 minutes.
 
@@ -32,7 +32,7 @@ from tplab.tensor import ColumnParallelLinear, RowParallelLinear, gather_from_re
 # %% [markdown]
 # ## Two ranks roll a die
 #
-# Let's start with a tiny language model. It's just a table. For each byte, it says which bytes come next in Python's standard library, and how often. Two ranks share the table, and each of them holds half of its columns. To write a text, the ranks gather the table's row for the latest byte, and then each rank picks the next byte at random.
+# Let's start with a tiny language model that's just a table. For every byte, it counts which bytes come next in Python's standard library. Two ranks share this table, and each rank holds half of its columns. To write the next byte, the ranks gather the table's row for the latest byte, and then each rank picks the next byte at random, in proportion to the counts in that row.
 
 # %%
 text = corpus.python_sources(300_000)
@@ -57,35 +57,35 @@ viz.table(
 )
 
 # %% [markdown]
-# Both ranks started from the same seed, so they picked the same bytes, until rank 0 drew a single extra number. From then on, each rank writes a text of its own. Worse, each row that they gather now consists of halves of two different rows, so *neither* text is what the model would have written. In August 2026, somebody reported this mistake in the reference code of OpenAI's gpt-oss, in which every rank samples on its own (openai/gpt-oss issue 270).
+# Both ranks started from the same seed, so they picked the same bytes until rank 0 drew an extra number. From then on, the two ranks write different texts, and each row that they gather consists of two halves that don't belong together. So *neither* text is what the model would have written.
 #
-# So should all ranks use the same seed, and never draw a number on just one rank? Before you agree, let's look at **dropout**. With a rate of $r$, it sets each element to zero with probability $r$, and it divides the others by $1 - r$. The **mask** says which elements are kept.
+# So should all ranks use the same seed, and never draw a number on only one rank? Before you agree, let's look at **dropout**. With a rate of $r$, dropout sets each element to zero with probability $r$ and divides the other elements by $1 - r$. The **mask** determines which elements are kept.
 #
-# **Predict.** Inside an MLP with $m = 4096$ on four ranks, each rank has 1024 of the 4096 elements of a token. All ranks draw their masks from the same seed. How many of the 4096 elements are dropped independently of all the others? What's the correlation between the masks of ranks 0 and 1? (It's 1 for identical masks and 0 for unrelated ones.)
+# **Predict.** An MLP with an inner size of $m = 4096$ runs on four ranks, so each rank has 1024 of a token's 4096 elements. All ranks draw their masks from the same seed. How many independent random numbers decide which of the 4096 elements are dropped? What's the correlation between the masks of ranks 0 and 1? (The correlation is 1 for identical masks and 0 for unrelated masks.)
 
 # %% predict="9.a"
 predict("9.a", independent=1024, correlation=1)
 
 # %% [markdown] task="9.1" title="Same or different?" difficulty=2 minutes=8
-# Suppose two **replicas** of a model train on different texts, and each replica is split across two ranks. For each random draw below, answer two questions. Do the two ranks of *one* replica have to draw the same numbers? And do the two replicas have to draw the same numbers? Write "same" if they have to, and "different" if they must not. Together, the four ranks should behave like a single process that trains on all the texts.
+# Suppose two **replicas** of a model train on different texts, and each replica is split across two ranks. Together, these four ranks should behave like a single process that trains on all the texts. For each random draw in the table below, answer two questions with "same" or "different". Do the two ranks of *one* replica have to draw the same numbers or different ones? And do the two replicas have to draw the same numbers or different ones?
 #
 # | name | what is drawn |
 # |---|---|
 # | `norm` | the initial weight of a norm, which every rank has in full |
-# | `shard` | the initial values of a weight's shard, if each rank draws only its own shard |
+# | `shard` | the initial values of a weight shard, if each rank draws only its own shard |
 # | `embedding` | the mask for the output of the embedding, `[b, s, h]` |
 # | `heads` | the mask for the attention weights, `[b, n/p, s, s]` |
 # | `inside` | the mask inside the MLP, `[b, s, m/p]` |
 # | `after_g` | the mask for the output of the MLP, after g, `[b, s, h]` |
 # | `batch` | the texts for the next training step |
-# | `token` | the next token, when each replica continues the same text in its own way |
+# | `token` | the next token, if each replica should continue the same text in its own way |
 #
-# The check runs a small model on four ranks, in which your table decides about one draw at a time.
+# The check runs a small model on four ranks and follows your table for one draw at a time.
 
 
 # %% exercise="9.1"
 def same_or_different() -> dict[str, tuple[str, str]]:
-    """Return (within a replica, across replicas) for each draw, with the words "same" and "different"."""
+    """Return {name: (within a replica, across replicas)}, where each answer is "same" or "different"."""
     ### BEGIN SOLUTION
     return {
         "norm": ("same", "same"),
@@ -101,15 +101,15 @@ def same_or_different() -> dict[str, tuple[str, str]]:
 
 
 # %% [markdown] hints="9.1"
-# 1. For the first question, look at the tensor's shape. Does every rank of a replica have this tensor in full, or does each rank have its own part? What would go wrong if the ranks dropped different elements of the same tensor? What would go wrong if they dropped the elements at the same positions of their different parts?
-# 2. For the second question, remember that replicas are copies of *one* set of weights, and that they work on different texts. Which draws affect the weights, and which draws affect something that's computed from a text?
-# 3. Every rank has the full tensor for `norm`, `embedding`, `after_g`, `batch`, and `token`, so these are the same within a replica. Only `norm` and `shard` are about weights, so these two are the same across replicas.
+# 1. For the first question, look at the tensor's shape. Does every rank of a replica have the full tensor, or does each rank have its own shard? What goes wrong if the ranks drop different elements of a tensor that all of them have in full? What goes wrong if each rank has its own shard, and all ranks drop the elements at the same positions?
+# 2. For the second question, remember that the replicas are copies of *one* set of weights but work on different texts. Which draws determine the initial weights, and which draws affect tensors that are computed from a text?
+# 3. For `norm`, `embedding`, `after_g`, `batch`, and `token`, every rank of a replica needs the full tensor, so both ranks have to draw the same numbers. Only `norm` and `shard` determine initial weights, so only these two draws are the same in both replicas.
 
 # %% check="9.1"
 check("9.1", same_or_different)
 
 # %% [markdown]
-# Here's a picture of two rows of your table. Four ranks started from the same seed, and each of them drew one mask for each row. The filled elements are kept.
+# The picture below shows the masks for two rows of your table, `after_g` and `inside`. Four ranks started from the same seed, and each rank drew one mask per row. The filled elements are kept.
 
 
 # %%
@@ -124,19 +124,21 @@ viz.masks(
 )
 
 # %% [markdown]
-# The first row is right, because if the ranks dropped different elements of the same tensor, they would go on with different tensors. But the second row is wrong. There, the four ranks have different columns of one large tensor. A single process would draw a separate number for every element of that tensor. With one seed, the ranks draw only a quarter of these numbers, and each number decides about four elements. Dropout becomes coarser: the share of a token's elements that is kept varies $\sqrt{p}$ times as much. With one seed per rank, the second row would be right, and the first row would be wrong.
+# The masks for `after_g` are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their tensors equal.
+#
+# The masks for `inside` are wrong. Inside the MLP, the four ranks have different columns of one large tensor, and a single process would draw a separate random number for each element. With a shared seed, the ranks draw only a quarter as many different numbers, and each number decides about four elements. This makes dropout coarser, because the share of a token's elements that it keeps varies $\sqrt{p}$ times as much. With a different seed on every rank, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
 #
 # ## Three streams
 #
-# So a rank needs several **streams** of random numbers, each with its own seed.
+# So a rank needs several **streams** of random numbers, and each stream needs its own seed.
 #
-# | stream | what's drawn from it | who draws the same numbers |
+# | stream | what's drawn from it | which ranks draw the same numbers |
 # |---|---|---|
 # | `init` | initial values, as in exercise 4.4 | all ranks of all replicas |
 # | `replicated` | masks for tensors that every rank has in full | the ranks of one replica, no matter how many there are |
-# | `sharded` | masks for a rank's own part of a tensor | no two ranks |
+# | `sharded` | masks for a rank's own shard of a tensor | no two ranks |
 #
-# How should we choose the seeds? If `replicated` gets `seed + 1` and `sharded` gets `seed + rank`, rank 1 draws the same numbers from both streams. And there's one more trap:
+# How should you choose the seeds? If you use `seed + 1` for `replicated` and `seed + rank` for `sharded`, rank 1 draws the same numbers from both streams. And there's another trap:
 
 # %%
 generators = [torch.Generator().manual_seed(seed) for seed in (7, 7 + 2**32)]
@@ -144,17 +146,17 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 
 
 # %% [markdown]
-# On a CPU, torch only uses the last 32 bits of a seed.
+# On a CPU, torch only uses the last 32 bits of a seed, so both generators return the same numbers.
 
 # %% [markdown] task="9.2" title="Seeds that never meet" difficulty=2 minutes=8
-# Return the seeds of a rank's three streams. Two streams must have the same seed where the table above says so, and nowhere else. This has to be true for every nonnegative `seed`, with up to 1000 ranks per replica and up to 1000 replicas. (So don't use a hash. Among a million hashes, some agree in the last 32 bits.)
+# Return the seeds of a rank's three streams. Two streams should have the same seed if, and only if, the table above asks for the same numbers. This has to be true for every nonnegative `seed`, with up to 1000 ranks per replica and up to 1000 replicas. (So don't use a hash. Among a million hashes, some agree in the last 32 bits.)
 
 
 # %% exercise="9.2"
 def stream_seeds(seed, rank, world_size, copy=0):
-    """Return the seeds of this rank's streams, {"init": int, "replicated": int, "sharded": int}, none of them negative.
+    """Return this rank's seeds, {"init": int, "replicated": int, "sharded": int}, none of which is negative.
 
-    seed: the seed of the run; rank: 0 to world_size - 1, within this replica; copy: the replica, 0, 1, ...
+    seed: the seed of the run; rank: this rank's number in its replica, 0 to world_size - 1; copy: the replica's number
     """
     ### BEGIN SOLUTION
     first = seed + 1 + 2000 * copy  # 2000 seeds for each replica, which uses one of them, and one for each rank
@@ -163,8 +165,8 @@ def stream_seeds(seed, rank, world_size, copy=0):
 
 
 # %% [markdown] hints="9.2"
-# 1. Draw a line of whole numbers, and mark the seeds that all the ranks of replica 0 use. What's the first seed that replica 1 can use without a collision?
-# 2. The seed of `init` must not depend on the rank or on the replica. The seed of `replicated` depends on the replica, and the seed of `sharded` depends on both. Leave room for 1000 ranks between one replica and the next.
+# 1. Draw a number line, and mark the seeds that all the ranks of replica 0 use. What's the first seed that replica 1 can use without a collision?
+# 2. The seed of `init` must not depend on the rank or on the replica. The seed of `replicated` depends on the replica only, and the seed of `sharded` depends on both. Between one replica's seeds and the next replica's seeds, leave room for 1000 ranks.
 # 3. With `first = seed + 1 + 2000 * copy`, you can use `seed` for `init`, `first` for `replicated`, and `first + 1 + rank` for `sharded`.
 
 # %% check="9.2"
@@ -179,7 +181,7 @@ viz.table(
 # %% [markdown]
 # ## Swap the state
 #
-# You can't tell `F.dropout` which stream to use, because it always draws from torch's **current state**. So before dropout, we have to put the stream's state into torch's generator, and afterward, we have to restore the previous state. A state is just a tensor of bytes, and these two functions read and write it.
+# You can't tell `F.dropout` which stream to use, because it always draws from torch's **current state**. So before dropout, you have to put the stream's state into torch's generator, and after dropout, you have to restore the previous state. A state is just a tensor of bytes, and the two functions below read it and write it.
 
 
 # %% tags=["setup"]
@@ -194,7 +196,7 @@ def set_state(state):
 
 
 # %% [markdown]
-# A **tracker** keeps the states of several streams. Inside a `with` block, its method `fork` makes torch draw from one of them:
+# A **tracker** stores the states of several streams. Its method `fork` makes torch draw from one of these streams inside a `with` block:
 #
 # ```python
 # with tracker.fork("sharded"):
@@ -202,23 +204,23 @@ def set_state(state):
 # x = torch.rand(3)          # draws from the current state, as if nothing had happened
 # ```
 #
-# The next time somebody forks "sharded", the stream has to pick up where it left off. If it started from its seed again, every training step would drop the same elements.
+# When you fork "sharded" again, the stream has to continue where it stopped. If it started from its seed again, every training step would drop the same elements.
 #
-# To write such a method, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after it runs when the block ends. If the block raises an exception, Python raises that exception at the `yield`.
+# To write a method like `fork`, you can decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after the `yield` runs when the block ends. If the block raises an exception, Python raises that exception at the `yield`.
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
-# Write the tracker with the help of `get_state` and `set_state`. A separate generator, `torch.Generator(device())`, has the methods `manual_seed(seed)` and `get_state()`.
+# Write the tracker with the help of `get_state` and `set_state`. To get the first state of a stream, you can use a separate generator, `torch.Generator(device())`, with its methods `manual_seed(seed)` and `get_state()`.
 #
-# - `add` raises a `ValueError` if the name or the seed is taken, and then it adds nothing. A seed stays taken forever. Adding a stream doesn't change the numbers that torch draws from its current state.
+# - `add` raises a `ValueError` if the name or the seed is already taken, and then it adds nothing. A seed stays taken forever. Adding a stream doesn't change the numbers that torch draws from its current state.
 #
-# - The `with` block may end in an exception, which the caller has to see. Even then, `fork` stores how far the stream has advanced, and it restores torch's current state. Forks of different names may be nested. A name that wasn't added raises an error.
+# - `fork` stores how far the stream has advanced and restores torch's current state, even if the `with` block raises an exception. The caller has to see that exception. Forks of different names may be nested. A name that wasn't added raises an error.
 #
-# - `state_dict` returns the states as they are now. Nothing that happens later may change what it returned. `load_state_dict` goes on from there, in this tracker or in another one with the same names. The seeds that are taken stay taken.
+# - `state_dict` returns the current states of all streams. Whatever happens later must not change the states that it returned. `load_state_dict` continues from states that `state_dict` returned, in the same tracker or in another one with the same names. All seeds that were taken before stay taken.
 
 
 # %% exercise="9.3"
 class RNGTracker:
-    """Random states with names, which `fork` lends to torch."""
+    """Stores the states of named streams, and `fork` makes torch draw from one of them."""
 
     def __init__(self):
         ### BEGIN SOLUTION
@@ -237,7 +239,7 @@ class RNGTracker:
 
     @contextmanager
     def fork(self, name="sharded"):
-        """Inside the `with` block, torch draws from the stream `name`, which goes on where it stopped."""
+        """Inside the `with` block, torch draws from the stream `name`, which continues where it stopped."""
         ### BEGIN SOLUTION
         outside = get_state()
         set_state(self.states[name])
@@ -249,31 +251,31 @@ class RNGTracker:
         ### END SOLUTION
 
     def state_dict(self):
-        """Return {name: state}, as the states are now."""
+        """Return {name: state} with the current state of every stream."""
         ### BEGIN SOLUTION
         return dict(self.states)
         ### END SOLUTION
 
     def load_state_dict(self, state):
-        """Go on from what `state_dict` returned."""
+        """Continue from the states that `state_dict` returned."""
         ### BEGIN SOLUTION
         self.states = dict(state)
         ### END SOLUTION
 
 
 # %% [markdown] hints="9.3"
-# 1. Setting torch's state overwrites the state that torch had before. What do you have to save first, and where? While `fork` waits at its `yield`, the caller's block is running. Which lines have to run even if that block raises an exception?
-# 2. In `add`, make a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, save the current state in a local variable, put the stream's state in its place, and `yield`. Then store the stream's new state, and restore the state that you saved. The last two steps belong in a `finally`. Since `get_state` returns a new tensor each time, you can store what it returns.
-# 3. Write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. `state_dict` returns a copy, `dict(self.states)`, and `load_state_dict` stores a copy, too.
+# 1. When you set torch's state, you overwrite the state that torch had before. What do you have to save first, and where? While `fork` waits at its `yield`, the caller's block is running. Which lines of `fork` have to run even if that block raises an exception?
+# 2. In `add`, create a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, save torch's current state in a local variable, set torch's state to the stream's state, and `yield`. Then store the stream's new state, and restore the state that you saved. Put these last two steps in a `finally` clause. Since `get_state` returns a new tensor each time, you don't have to copy what it returns.
+# 3. In `fork`, write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. Have `state_dict` return a copy of the dictionary, `dict(self.states)`. Have `load_state_dict` store a copy, too.
 
 # %% check="9.3"
 check("9.3", RNGTracker)
 
 
 # %% [markdown]
-# Let's try your tracker with your seeds on two ranks. In each of two steps, every rank draws three masks: one from torch's current state, one from "replicated", and one from "sharded". Between the steps, rank 0 draws an extra number for its log message again.
+# Let's try your tracker and your seeds on two ranks. In each of two steps, every rank draws three masks: one from torch's current state, one from "replicated", and one from "sharded". Between the two steps, rank 0 draws an extra number for a log message.
 #
-# **Predict.** Compare the masks of the two ranks in step 2. Are they the same if they're drawn from torch's current state? If they're drawn from "replicated"? If they're drawn from "sharded"? (Write `True` or `False`.)
+# **Predict.** In step 2, do the two ranks draw the same mask from torch's current state? Do they draw the same mask from "replicated"? And from "sharded"? (Write `True` or `False`.)
 
 # %% predict="9.b"
 predict("9.b", current=False, replicated=True, sharded=False)
@@ -281,7 +283,7 @@ predict("9.b", current=False, replicated=True, sharded=False)
 
 # %%
 def make_tracker(seed, copy=0):
-    """Return this rank's tracker with two streams for dropout, and seed torch's current state for the initial values."""
+    """Return this rank's tracker with two streams for dropout, and seed torch's generator for the initial values."""
     seeds = stream_seeds(seed, dist.get_rank(), dist.get_world_size(), copy=copy)
     torch.manual_seed(seeds["init"])
     tracker = RNGTracker()
@@ -309,12 +311,12 @@ ranks = launch(two_steps, 2)
 viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 
 # %% [markdown]
-# That's why "replicated" needs a state of its own. Torch's current state starts out the same on all ranks, too, but sooner or later, somebody draws from it on just one of them.
+# That's why "replicated" needs a state of its own. Torch's current state also starts out the same on all ranks, but sooner or later, some code draws from it on just one rank.
 
 # %% [markdown]
 # ## Dropout in your block
 #
-# Now dropout goes into your block from chapter 06, in four places. Two of them are between f and g, where each rank has its own heads and columns. The other two come after g.
+# Now let's add dropout to your block from chapter 06, in four places. Two of these places are between f and g, where each rank has its own heads and its own columns. The other two come after g.
 
 
 # %% tags=["setup"]
@@ -324,7 +326,7 @@ def attention_weights(q, k):  # q, k [b, n, s, d] -> the causal weights [b, n, s
 
 
 class Block(nn.Module):
-    """The block of chapter 06, with dropout in four places: x [b, s, h], the same on every rank -> the same shape."""
+    """The block of chapter 06 with dropout in four places: x [b, s, h], replicated -> [b, s, h], replicated."""
 
     def __init__(self, hidden_size, num_heads, rate, tracker, *, group=None, device=None, dtype=None):
         super().__init__()
@@ -359,7 +361,7 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# We'll train it on two ranks in three ways: as it is, with all four masks from "sharded", and with all four masks from "replicated".
+# We'll train this block on two ranks in three ways: with the right streams, with all four masks from "sharded", and with all four masks from "replicated".
 
 
 # %%
@@ -380,14 +382,14 @@ class ByteModel(nn.Module):
 
 
 class OnlyOne:
-    """A tracker that lends the same stream for every name."""
+    """A tracker that forks the same stream for every name."""
 
     def __init__(self, tracker, name):
         self.fork = lambda _: tracker.fork(name)
 
 
 def replica_drift(module):
-    """Return the largest difference between ranks in any replicated parameter, as in exercise 5.3."""
+    """Return the largest difference between two ranks' copies of a replicated parameter, as in exercise 5.3."""
     worst = 0.0
     for parameter in (each.detach() for each in module.parameters() if not hasattr(each, "tensor_parallel")):
         largest, smallest = parameter.clone(), parameter.clone()
@@ -414,7 +416,7 @@ def train(only=None):
 
 
 # %% [markdown]
-# **Predict.** Which of the two wrong ways ("sharded" or "replicated") gives the ranks two different first losses? Which one makes the replicated parameters drift apart? And for which one do the losses and the drift look perfectly healthy?
+# **Predict.** Which wrong choice, "sharded" or "replicated", makes the two ranks report different losses in the first step? Which choice makes the replicated parameters drift apart? And with which choice do the losses and the drift look perfectly healthy?
 
 # %% predict="9.c"
 predict("9.c", two_first_losses="sharded", drift="sharded", looks_healthy="replicated")
@@ -438,25 +440,25 @@ for name, only in (
 viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN)):.4f}")
 
 # %% [markdown]
-# If all masks come from "sharded", the ranks disagree about the very first loss, because after g, they compute with different tensors. Then their replicated parameters drift apart. That's bad, but at least you can see it. (With the loss from chapter 08, you wouldn't see the first symptom, because all ranks build that loss from the same all-reduced numbers.)
+# If all masks come from "sharded", the ranks compute with different tensors after g, so they report different losses in the very first step. Then their replicated parameters drift apart. That's bad, but at least you can see it.
 #
-# If all masks come from "replicated", there's *nothing* to see. The ranks agree perfectly, and the last loss is even a little *lower* than the right one. (We tried six seeds, and it was lower for five of them.) Only the masks themselves give it away: the share that's kept varies $\sqrt{2}$ times as much as it should.
+# If all masks come from "replicated", there's *nothing* to see. The ranks agree perfectly, and the last loss is even slightly *lower* than with the right streams. (It was lower for five of the six seeds that we tried.) Only the masks themselves reveal the mistake, because the share of elements that they keep varies $\sqrt{2}$ times as much as it should.
 #
 # ## Fix it
 #
-# In Megatron-Core, the blocks run in two contexts, one for the random state and one for 8-bit numbers. In June 2023, somebody combined the two contexts and got a single word wrong. It was reported in July 2024 (NVIDIA/Megatron-LM issue 903). In October, a maintainer wrote that nobody had studied what it did to training, because many of their own models don't use dropout (issue 1256). It only hit models with sequence parallelism, which we'll get to in chapter 12.
+# Megatron-Core runs its blocks in two contexts, one for the random state and one for 8-bit precision. In June 2023, a developer combined the two contexts and got a single word wrong. A user reported the mistake in July 2024 (NVIDIA/Megatron-LM issue 903). In October 2024, a maintainer wrote that nobody had studied how the mistake affected training, because many of their own models don't use dropout (issue 1256). Only models with sequence parallelism were affected, which is the topic of chapter 12.
 #
-# Below is your block, written the same way. Your tracker and your seeds are fine. Yet on two ranks, both ranks drop the same elements of their own heads and columns.
+# The next cell contains your block with the same mistake. Your tracker and your seeds are fine, and yet the two ranks drop the same elements of their own heads and columns.
 
 # %% [markdown] task="9.4" title="Fix the block that forgot its streams" difficulty=2 minutes=8
-# Find out which stream the masks are really drawn from, and why. Then fix `forward`. `self.precision()` returns the context in which the block's four linear layers have to run, such as `torch.autocast("cuda", torch.bfloat16)`. By default, it's a context that does nothing.
+# Find out which stream the masks are really drawn from, and why. Then fix `forward`. `self.precision()` returns the context in which the block's four linear layers have to run, for example `torch.autocast("cuda", torch.bfloat16)`. By default, this context does nothing.
 #
 # In eval mode, nothing is dropped. The check runs the block several times, including once with a rate of 2, which makes `F.dropout` raise an exception.
 
 
 # %% exercise="9.4"
 class MixedPrecisionBlock(Block):
-    """The block above, whose linear layers run in the context that `precision()` returns."""
+    """The block above. Its linear layers run in the context that `precision()` returns."""
 
     def __init__(self, *args, precision=nullcontext, **options):
         super().__init__(*args, **options)
@@ -485,7 +487,7 @@ class MixedPrecisionBlock(Block):
 
 
 # %% [markdown] hints="9.4"
-# 1. Put a `print` into your tracker's `fork`, before its `yield`, and run the block on one rank. How often is it printed? What does Python do with the object after `with`?
+# 1. Add a `print` to your tracker's `fork`, before its `yield`, and run the block on one rank. How often does `fork` print something? What does Python do with the object that follows the word `with`?
 # 2. What's the value of `3 and 5`? If the first operand of `and` is true, the result is the second operand. So which of the two contexts does `with a and b:` enter?
 # 3. `with a, b:` enters both contexts. Replace each `and` with a comma.
 
@@ -493,15 +495,15 @@ class MixedPrecisionBlock(Block):
 check("9.4", MixedPrecisionBlock)
 
 # %% [markdown]
-# A context manager is an object like any other, so `a and b` is simply `b`. Nobody enters `a`, and nobody complains. All four masks came from torch's current state, which is the same on all ranks.
+# Python treats a context manager as true, so the value of `a and b` is simply `b`. The `with` statement never enters `a`, and Python doesn't complain. So all four masks came from torch's current state, which is the same on all ranks.
 #
 # ## Run it again
 #
-# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block keeps only its input, and when the backward pass gets to the block, it runs the block's forward pass a second time.
+# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block stores only its input. When the backward pass reaches the block, the block runs its forward pass a second time.
 #
-# But will the second run drop the same elements? `torch.utils.checkpoint` takes care of that: before the second run, it restores the state that torch's generator had before the first run. Let's try it with $y = \mathrm{dropout}(x)^2$ at $x = 1$, so that the gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
+# But does the second run drop the same elements? Before the second run, `torch.utils.checkpoint` restores the state that torch's generator had before the first run. Let's try it with $y = \mathrm{dropout}(x)^2$ at $x = 1$, where the correct gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
 #
-# **Predict.** The rate is 0.5. Which share of the gradients is right if dropout draws from torch's current state, and which share if it draws from a stream of your tracker? (Write a number between 0 and 1.)
+# **Predict.** The rate is 0.5. What share of the gradients is correct if dropout draws from torch's current state? What share is correct if dropout draws from a stream of your tracker? (Write numbers between 0 and 1.)
 
 # %% predict="9.d"
 predict("9.d", current_state=1, tracker=0.5)
@@ -536,19 +538,19 @@ def table_of(run_again):
 table_of(torchs_own)
 
 # %% [markdown]
-# Half of the gradients are wrong. They belong to the elements that were kept in only one of the two runs. Torch doesn't know about your tracker, so in the second run, the streams simply go on. The loss is still right, and a wrong gradient looks like any other gradient. In August 2026, this happened to OLMo-core, which hadn't put torch's own state back. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828).
+# With your tracker's streams, half of the gradients are wrong, namely those of the elements that were kept in only one of the two runs. Torch doesn't know about your tracker, so in the second run, dropout draws the stream's next numbers instead of repeating the first ones. You wouldn't notice, because the loss is still correct.
 #
-# `torch_checkpoint` has an argument for such cases. `context_fn` is a function without arguments that returns two context managers, one for each run. `nullcontext()` is a context manager that does nothing.
+# You can solve this problem with `context_fn`, an argument of `torch_checkpoint`. It takes a function without arguments that returns two context managers, one for each run. `nullcontext()` is a context manager that does nothing.
 
 # %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
-# Write `checkpoint` with the help of `torch_checkpoint`. The second run has to draw from the tracker's streams as they were when *its own* first run began. Afterward, all states must be as if the function had run only once.
+# Write `checkpoint` with the help of `torch_checkpoint`. The second run of a function has to draw from the tracker's streams as they were when *its own* first run began. After the second run, all states must be as if the function had run only once.
 #
-# The tracker has the methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. Your function has to work if several blocks are checkpointed one after the other, and if `x` itself needs no gradient but the block's weights do.
+# The tracker has the methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. Your function should also work if several blocks are checkpointed one after another, and if the block's weights need gradients but `x` itself doesn't.
 
 
 # %% exercise="9.5"
 def checkpoint(function, *args, tracker):
-    """Return function(*args), but keep only its inputs, and run it again in the backward pass, with the same dropout."""
+    """Return function(*args), but store only its inputs. The backward pass runs it again, with the same dropout."""
     ### BEGIN SOLUTION
     before_first_run = tracker.state_dict()
 
@@ -566,8 +568,8 @@ def checkpoint(function, *args, tracker):
 
 
 # %% [markdown] hints="9.5"
-# 1. The second run begins long after your function has returned. What does it need to know about the past? When is the last chance to write that down?
-# 2. Call `tracker.state_dict()` before anything runs. Then write a context manager `replay` for the second run. At its beginning, it stores where the streams are now and loads the states from before the first run. At its end, it loads the stored states again.
+# 1. The second run begins long after your function has returned. Which states does the second run need to start from? When is the last chance to save these states?
+# 2. Call `tracker.state_dict()` before the first run. Then write a context manager `replay` for the second run. At the beginning of the second run, it saves the current states of the streams and loads the states from before the first run. At the end of the second run, it loads the states that it saved.
 # 3. Decorate `replay` with `@contextmanager`. Inside, write `now = tracker.state_dict()` and `tracker.load_state_dict(before_first_run)`, then `try: yield`, then `finally: tracker.load_state_dict(now)`. Return `torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))`.
 
 # %% check="9.5"
@@ -577,9 +579,9 @@ check("9.5", checkpoint)
 table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 
 # %% [markdown]
-# Here's this chapter as tapes of random numbers, one per stream and one for torch's current state. All masks come from a real run.
+# The animation below shows random numbers as tapes that dropout reads from left to right. Each rank has one tape per stream and one for torch's current state.
 #
-# ![An animation with three tapes of random elements for each of two ranks. Dropout reads the next four elements of a tape. The replicated tapes of both ranks are the same, and the sharded ones differ. When rank 0 draws an extra number, only its own torch tape moves. In the second run of step 2, torch's checkpointing reads on, and the masks are wrong. Yours first goes back to a flag, and the masks are right.](pictures/tapes.svg)
+# ![An animation with three tapes of random elements for each of two ranks. Dropout reads the next four elements of a tape. The replicated tapes of both ranks are the same, and the sharded tapes differ. When rank 0 draws an extra number, only its own torch tape moves. In the second run of step 2, torch's checkpointing continues to read the tapes, so the masks are wrong. Your checkpointing first goes back to a flag, so the masks are right.](pictures/tapes.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -587,9 +589,9 @@ table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 #
 # </details>
 #
-# What does checkpointing buy you, and what do you pay for it? Let's measure it with your block from exercise 9.4.
+# How much memory does checkpointing save, and what does it cost? Let's measure both with your block from exercise 9.4.
 #
-# **Predict.** On two ranks, your block runs two all-reduces in the forward pass and two in the backward pass. If it's checkpointed, how many all-reduces run in its backward pass?
+# **Predict.** On two ranks, your block runs two all-reduces in the forward pass and two in the backward pass. How many all-reduces run in the backward pass if the block is checkpointed?
 
 # %% predict="9.e"
 predict("9.e", backward=4)
@@ -613,7 +615,7 @@ viz.table(
 )
 
 # %% [markdown]
-# A checkpointed block keeps only x, no matter how many ranks there are. In return, each g in the block runs a second time. (Here, even the last g has to run again, because a dropout comes after it. Torch stops the second run as soon as the backward pass has everything it needs.)
+# A checkpointed block stores only its input `x`, no matter how many ranks there are. In return, each g in the block runs a second time.
 
 # %%
 symptoms(9)
@@ -623,15 +625,19 @@ symptoms(9)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, checkpoints, and what "the same model" means</summary>
 #
-# - **Megatron-Core** has your tracker in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it refuses names and seeds that are taken, as yours does. Torch's current state plays the role of "replicated", and the stream of the sharded draws gets `seed + 2718 + rank`, where 2718 is "just for fun". According to its docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process would use different masks for them. Still, it does less harm to repeat a mask across replicas than within a replica.
+# - **Megatron-Core** has your tracker in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and like yours, it refuses names and seeds that are already taken. Torch's current state plays the role of "replicated". The stream for sharded draws gets the seed `seed + 2718 + rank`, where 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process would use a different mask for each text. Still, repeating a mask across replicas does less harm than repeating it within a replica.
 #
-# - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. GPT-3's table with 51,200 padded rows of 12,288 elements takes up 2.52 GB in float32, on every rank. There's a cheaper method, which you met as `shard` in exercise 9.1. In Megatron-Core, each rank draws only its own shard, inside a fork of the tracker. The standard deviation doesn't depend on the shard's shape. On eight ranks, that takes 0.31 GB. In return, the weight depends on the number of ranks. In tplab, it's the option `per_rank_init=True`.
+# - **Text generation.** In OpenAI's reference implementation of gpt-oss, each rank samples the next token on its own. If one rank ever draws an extra number, the ranks write different texts, as they did at the beginning of this chapter (openai/gpt-oss issue 270, August 2026).
 #
-# - **A checkpoint of a training run** must contain the states of *every* rank's tracker. In August 2026, somebody found that Megatron-LM saved some streams on a single rank and restored them on many others. When a run on 256 ranks was resumed, the stream for experts was wrong on 252 of them (pull request 6858).
+# - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. For GPT-3's embedding table, which has 51,200 padded rows of 12,288 elements, the full weight takes up 2.52 GB in float32 on every rank. Megatron-Core uses a cheaper method, which you met as `shard` in exercise 9.1. Each rank draws only its own shard, inside a fork of the tracker, which takes up 0.31 GB on eight ranks. (The standard deviation doesn't depend on the shard's shape.) In return, the initial weights depend on the number of ranks. In tplab, you can choose this method with the option `per_rank_init=True`.
 #
-# - **PyTorch's DTensor** needs no streams, but a GPU. A GPU's generator computes its numbers from a seed and an offset, so each rank can jump to the offset of its own shard. On a CPU, the class that does this (`OffsetBasedRNGTracker`) raises an error.
+# - **Checkpoints of a training run** must contain the states of *every* rank's tracker. In August 2026, a developer found that Megatron-LM saved some streams on a single rank and restored them on many others. When a training run with experts was resumed on 256 ranks, the stream that the experts draw from was wrong on 252 of them (NVIDIA/Megatron-LM pull request 6858).
 #
-# - **What's "the same model"?** If dropout only comes after g, our runs for $p$ = 1, 2, and 4 agree to the last digits. If there's also dropout inside the blocks, they're three different runs, although nothing is wrong. Two ranks' masks side by side aren't the mask that one rank would have drawn, but they're just as random.
+# - **Activation checkpointing** went wrong in the training library OLMo-core, because the library didn't restore torch's own state before the second run. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828, August 2026).
+#
+# - **PyTorch's DTensor** doesn't need any streams, but it needs a GPU. A GPU's generator computes its random numbers from a seed and an offset, so each rank can jump to the offset of its own shard. On a CPU, the class that does this (`OffsetBasedRNGTracker`) raises an error.
+#
+# - **What does "the same model" mean?** If dropout is only used after g, your training runs on 1, 2, and 4 ranks agree to the last digits. If dropout is also used inside the blocks, the three runs differ, although nothing is wrong. If you put the masks of two ranks side by side, you don't get the mask that a single rank would have drawn, but you get one that's just as random.
 #
 # </details>
 #
@@ -645,4 +651,4 @@ from tplab.course import library
 library(9)
 
 # %% [markdown]
-# You've built every part of a GPT now. How many lines does it take to put them together? And in which order should they go, so that nothing is sent twice?
+# You've now built every part of a GPT. How many lines of code does it take to put the parts together? And in which order should these parts go, so that nothing is sent twice?
