@@ -107,9 +107,9 @@ def sharded_attention(x, wq, wk, wv, wo, head_dim):
 
 
 # %% [markdown] hints="6.1"
-# 1. A softmax needs complete scores, and a score is the dot product of a complete query and a complete key. Each head has its own block of columns in $XW_q$. Which split of $W_q$ gives each rank complete heads without any communication? Which splits of $W_k$ and $W_v$ give each rank the keys and values that belong to its own queries?
-# 2. After `merge_heads`, each rank holds some columns of the heads' outputs. Which rows of $W_o$ are these columns multiplied by? What does each rank have after that matmul, and which operator turns it into the full output? In the backward pass, $X$ gets a gradient through $W_q$, $W_k$, and $W_v$ on every rank. How many operators does it take to add up all these contributions?
-# 3. Split $W_q$, $W_k$, and $W_v$ by columns and $W_o$ by rows. Start with `x = copy_to_region(x)`, and use this `x` in all three matmuls. Compute the heads with `split_heads`, `attend`, and `merge_heads`, and return `reduce_from_region(y @ wo)`.
+# 1. A softmax needs complete scores, and a score is the dot product of a complete query and a complete key. Each head has its own block of columns in `XW_q`. Which split of `W_q` gives each rank complete heads without any communication? Which splits of `W_k` and `W_v` give each rank the keys and values that belong to its own queries?
+# 2. After `merge_heads`, each rank holds some columns of the heads' outputs. Which rows of `W_o` are these columns multiplied by? What does each rank have after that matmul, and which operator turns it into the full output? In the backward pass, `X` gets a gradient through `W_q`, `W_k`, and `W_v` on every rank. How many operators does it take to add up all these contributions?
+# 3. Split `W_q`, `W_k`, and `W_v` by columns and `W_o` by rows. Start with `x = copy_to_region(x)`, and use this `x` in all three matmuls. Compute the heads with `split_heads`, `attend`, and `merge_heads`, and return `reduce_from_region(y @ wo)`.
 
 # %% check="6.1"
 check("6.1", attention_splits, sharded_attention)
@@ -175,8 +175,8 @@ class ParallelAttention(nn.Module):
 
 
 # %% [markdown] hints="6.2"
-# 1. Which kind of layer can leave its output sharded, and which kind can take a sharded input? A head has $d = h/n$ elements, where $n$ is the total number of heads. Does $d$ depend on the number of ranks?
-# 2. The first layer is column-parallel and maps $h$ features to $3h$ features. Its weight consists of three blocks, and each rank needs a slice of every block. You told `ColumnParallelLinear` about such blocks in exercise 5.4. Which part of a rank's output contains the queries?
+# 1. Which kind of layer can leave its output sharded, and which kind can take a sharded input? A head has `d = h/n` elements, where `n` is the total number of heads. Does `d` depend on the number of ranks?
+# 2. The first layer is column-parallel and maps `h` features to `3h` features. Its weight consists of three blocks, and each rank needs a slice of every block. You told `ColumnParallelLinear` about such blocks in exercise 5.4. Which part of a rank's output contains the queries?
 # 3. Create `self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, ...)` and `self.out = RowParallelLinear(hidden_size, hidden_size, ...)`, and store `self.head_dim = hidden_size // num_heads`. In `forward`, compute `q, k, v = self.qkv(x).chunk(3, dim=-1)`, call `split_heads` on each of them, then call `attend(q, k, v, causal=self.causal)`, and return `self.out(merge_heads(y))`.
 
 # %% check="6.2"
@@ -259,7 +259,7 @@ def attention_weights(q, k, mask):
 
 
 # %% [markdown] hints="6.3"
-# 1. With $s = 2$ and $t = 5$, write the causal mask on paper. The last query belongs to the last token, so what does its row look like? Then think about the softmax: which score has an exponential of exactly 0? What does the softmax return if every score in a row has that value?
+# 1. With `s = 2` and `t = 5`, write the causal mask on paper. The last query belongs to the last token, so what does its row look like? Then think about the softmax: which score has an exponential of exactly 0? What does the softmax return if every score in a row has that value?
 # 2. `tensor.tril(diagonal)` keeps the lower triangle, and its argument moves the diagonal to the right. To combine padding `[b, t]` with a mask `[1, 1, s, t]`, insert two dimensions with `padding[:, None, None, :]`. For the softmax, fill the forbidden scores with `-torch.inf`. A row without any allowed key then becomes NaN, so replace these NaNs afterward.
 # 3. The mask is `torch.ones(1, 1, s, t, dtype=torch.bool, device=device).tril(t - s)`, combined with `~padding[:, None, None, :]`. The weights are `scores.masked_fill(~mask, -torch.inf).softmax(-1).masked_fill(~mask, 0.0)`. The second `masked_fill` also stops the gradient at the forbidden keys.
 

@@ -108,8 +108,8 @@ def scores(y, e):
 
 
 # %% [markdown] hints="7.1"
-# 1. There are only two ways to split the table, so work out both of them on paper. If you split $E$ by rows, what's the shape of a rank's shard of $E^\top$, and is the second matmul column-parallel or row-parallel? What if you split $E$ by columns? Then compare the largest tensors that have to be summed or gathered. Remember that $v$ is much larger than $h$.
-# 2. With one of the splits, every rank gets a term of *all* the logits, so the ranks would have to all-reduce a tensor of shape `[b, s, v]`. With the other split, every rank gets complete logits for some of the tokens and doesn't have to send anything in the forward pass. Which operator does this second matmul need for the backward pass, where each rank only computes its own contribution to $dY$?
+# 1. There are only two ways to split the table, so work out both of them on paper. If you split `E` by rows, what's the shape of a rank's shard of `Eᵀ`, and is the second matmul column-parallel or row-parallel? What if you split `E` by columns? Then compare the largest tensors that have to be summed or gathered. Remember that `v` is much larger than `h`.
+# 2. With one of the splits, every rank gets a term of *all* the logits, so the ranks would have to all-reduce a tensor of shape `[b, s, v]`. With the other split, every rank gets complete logits for some of the tokens and doesn't have to send anything in the forward pass. Which operator does this second matmul need for the backward pass, where each rank only computes its own contribution to `dY`?
 # 3. Split by rows. In `look_up`, multiply `scatter_to_region(one_hot)` by `e`, and add up the terms with `reduce_from_region`. In `scores`, return `copy_to_region(y) @ e.T`.
 
 # %% check="7.1"

@@ -72,8 +72,8 @@ def vocab_logsumexp(logits, group=None):
 
 
 # %% [markdown] hints="8.1"
-# 1. To sum over all columns, each rank first sums over its own columns, and then the ranks' results are added up. Which operator adds up the ranks' results and does nothing in the backward pass? Then think about overflow, because $e^{710}$ is infinite in float64. The result doesn't change if you subtract some number $m$ from all logits of a token and add it back at the end. What does $m$ have to be so that the largest exponent is 0? And why does it have to be the same number on every rank?
-# 2. Let $m$ be the token's largest logit on all ranks. Each rank computes the maximum of its own columns with `logits.amax(-1)`, and `dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)` turns it into the overall maximum, in place. Since $m$ cancels out, autograd doesn't have to know about it, so use `logits.detach()`.
+# 1. To sum over all columns, each rank first sums over its own columns, and then the ranks' results are added up. Which operator adds up the ranks' results and does nothing in the backward pass? Then think about overflow, because `e⁷¹⁰` is infinite in float64. The result doesn't change if you subtract some number `m` from all logits of a token and add it back at the end. What does `m` have to be so that the largest exponent is 0? And why does it have to be the same number on every rank?
+# 2. Let `m` be the token's largest logit on all ranks. Each rank computes the maximum of its own columns with `logits.amax(-1)`, and `dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)` turns it into the overall maximum, in place. Since `m` cancels out, autograd doesn't have to know about it, so use `logits.detach()`.
 # 3. After that, compute `part = (logits - m.unsqueeze(-1)).exp().sum(-1)`, and return `m + reduce_from_region(part, group).log()`. The logarithm comes after the sum over the ranks.
 
 # %% check="8.1"
@@ -173,7 +173,7 @@ class VocabParallelCrossEntropy(Function):
 
 
 # %% [markdown] hints="8.2"
-# 1. In `forward`, which rank can look up the target's logit, and what do the other ranks contribute? In `backward`, write the softmax in terms of $z_j$ and the log-sum-exp. Which of these numbers does a rank still need from other ranks? Which rank has to subtract the 1?
+# 1. In `forward`, which rank can look up the target's logit, and what do the other ranks contribute? In `backward`, write the softmax in terms of `z_j` and the log-sum-exp. Which of these numbers does a rank still need from other ranks? Which rank has to subtract the 1?
 # 2. `mine, column = mine_and_column(target, logits.shape[-1], dist.get_rank(group))` tells you where to look. `logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)` looks up one column per token. If this rank doesn't have the target, replace the result with 0. Then add up the ranks' results with g. Save the logits, the log-sum-exp, `mine`, and `column`. The softmax is `(logits - lse.unsqueeze(-1)).exp()`, a new tensor, so you may write into it.
 # 3. Subtract the 1 with `dlogits.scatter_add_(-1, column.unsqueeze(-1), -mine.to(dlogits.dtype).unsqueeze(-1))`, which adds -1 where `mine` is true and 0 elsewhere. Return `dlogits * dloss.unsqueeze(-1), None, None`.
 
@@ -279,7 +279,7 @@ def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=
 
 # %% [markdown] hints="8.3"
 # 1. Which number can you put into a padding column so that its exponential is exactly 0? An ignored token needs some target that can be looked up. How do you remove the loss of this token afterward, and what do you divide the sum by? Compare targets with `vocab_size`, not with the number of columns.
-# 2. Column $j$ on rank $r$ belongs to ID $r \cdot v/p + j$. Build these IDs with `torch.arange` on the device of the logits, and use `logits.masked_fill(ids >= vocab_size, -torch.inf)`. For ignored tokens, use `target.masked_fill(~counted, 0)` before the lookup, and `loss.masked_fill(~counted, 0)` after it.
+# 2. Column `j` on rank `r` belongs to ID `r · v/p + j`. Build these IDs with `torch.arange` on the device of the logits, and use `logits.masked_fill(ids >= vocab_size, -torch.inf)`. For ignored tokens, use `target.masked_fill(~counted, 0)` before the lookup, and `loss.masked_fill(~counted, 0)` after it.
 # 3. Start with `counted = target != ignore_index`. Then replace ignored targets, raise the `IndexError` if any target is negative or at least `vocab_size`, mask the padding, call `VocabParallelCrossEntropy.apply(logits, target, group)`, and return `loss.masked_fill(~counted, 0).sum() / counted.sum()`.
 
 # %% check="8.3"

@@ -88,7 +88,7 @@ def block_order():
 
 # %% [markdown] hints="10.1"
 # 1. Start with a single process, where f and g do nothing. In which order do the other five operations run? Then find the operation after which the ranks hold different tensors.
-# 2. After g and before the next f, all ranks hold the same tensors, so they should do the same things. A bias or a residual that's added before g is added $p$ times. In the backward pass, every rank has only its own contribution to the gradient until f adds up the contributions. Which operations have parameters that need the complete gradient?
+# 2. After g and before the next f, all ranks hold the same tensors, so they should do the same things. A bias or a residual that's added before g is added `p` times. In the backward pass, every rank has only its own contribution to the gradient until f adds up the contributions. Which operations have parameters that need the complete gradient?
 # 3. In a single process, the order is norm, block, bias, dropout, add. The operators f and g go right before and right after the block.
 
 # %% check="10.1"

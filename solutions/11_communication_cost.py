@@ -250,7 +250,7 @@ def layer_seconds(
 
 # %% [markdown] hints="11.3"
 # 1. List the matmuls of the forward pass with their shapes. There's one matmul for Q, K, and V, one for the scores, one for the weighted sum of the values, one for the output of attention, and two for the MLP. For each matmul in the forward pass, how many matmuls are there in the backward pass? If p ranks share the layer, how much of this work is left for each rank?
-# 2. In the forward pass, the four matmuls with weights take $6bsh^2$, $2bsh^2$, $8bsh^2$, and $8bsh^2$ FLOPs, and the two matmuls inside of attention take $2bs^2h$ FLOPs each. The backward pass takes twice as many FLOPs. Without recomputation, there are four messages, because each of the two blocks calls g in the forward pass and f in the backward pass. Every message has $b \cdot s \cdot h$ elements, no matter how many ranks there are.
+# 2. In the forward pass, the four matmuls with weights take `6bsh²`, `2bsh²`, `8bsh²`, and `8bsh²` FLOPs, and the two matmuls inside of attention take `2bs²h` FLOPs each. The backward pass takes twice as many FLOPs. Without recomputation, there are four messages, because each of the two blocks calls g in the forward pass and f in the backward pass. Every message has `b · s · h` elements, no matter how many ranks there are.
 # 3. `forward = 24 * b * s * h**2 + 4 * b * s**2 * h`, `compute = (4 if recompute else 3) * forward / (p * rate)`, and `communicate = (6 if recompute else 4) * all_reduce(link, bytes_per_number * b * s * h, p)`.
 
 # %% check="11.3"
@@ -303,7 +303,7 @@ def smallest_width(p: int, rate: float, bandwidth: float, efficiency: float = 0.
 
 # %% [markdown] hints="11.4"
 # 1. Write down the compute time and the communication time, and leave out everything that you can ignore. Then divide the communication time by the compute time. Which variables cancel?
-# 2. Let $R$ be the rate and $B$ the bandwidth. A rank computes for $72\,bsh^2 / (pR)$ seconds, and it communicates for $4 \cdot 2\,\frac{p-1}{p} \cdot 2bsh / B$ seconds. So the ratio of communication time to compute time is $w = \frac{2}{9}(p-1)\frac{R}{Bh}$. The efficiency is $E = 1/(1 + w)$. Solve this equation for $h$.
+# 2. Let `R` be the rate and `B` the bandwidth. A rank computes for `72bsh² / (pR)` seconds, and it communicates for `4 · 2(p - 1)/p · 2bsh / B` seconds. So the ratio of communication time to compute time is `w = 2(p - 1)R / (9Bh)`. The efficiency is `E = 1/(1 + w)`. Solve this equation for `h`.
 # 3. Return `2 / 9 * (p - 1) * rate / bandwidth * efficiency / (1 - efficiency)`.
 
 # %% check="11.4"

@@ -125,8 +125,8 @@ def schedule(p, m):
 
 
 # %% [markdown] hints="13.1"
-# 1. A rank's shelf stays small if each backward pass runs as early as possible. When can the *last* rank run the backward pass of micro-batch 0? When does the gradient of micro-batch 0 reach the previous rank? Draw both ranks' lists for $p = 2$ and $m = 3$. What could rank 0 do while it waits for this gradient?
-# 2. There are $p - r - 1$ ranks after rank $r$, so rank $r$ can run $p - r - 1$ forward passes before it has to wait for the first gradient. This is its warm-up. After the warm-up, the rank alternates between one forward pass, which puts a micro-batch on the shelf, and one backward pass, which takes a micro-batch off. What's left to do when the rank has run all of its forward passes? What if there are fewer micro-batches than the warm-up needs?
+# 1. A rank's shelf stays small if each backward pass runs as early as possible. When can the *last* rank run the backward pass of micro-batch 0? When does the gradient of micro-batch 0 reach the previous rank? Draw both ranks' lists for `p = 2` and `m = 3`. What could rank 0 do while it waits for this gradient?
+# 2. There are `p - r - 1` ranks after rank `r`, so rank `r` can run `p - r - 1` forward passes before it has to wait for the first gradient. This is its warm-up. After the warm-up, the rank alternates between one forward pass, which puts a micro-batch on the shelf, and one backward pass, which takes a micro-batch off. What's left to do when the rank has run all of its forward passes? What if there are fewer micro-batches than the warm-up needs?
 # 3. Let `warm_up = min(m, p - rank - 1)`. A rank's list starts with the forward passes of micro-batches 0 to `warm_up - 1`. Then, for each `k` in `range(m - warm_up)`, add the forward pass of micro-batch `warm_up + k` and the backward pass of micro-batch `k`. Finally, add the remaining backward passes, which belong to micro-batches `m - warm_up` to `m - 1`.
 
 # %% check="13.1"
@@ -274,7 +274,7 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
 
 # %% [markdown] hints="13.3"
 # 1. For which kind of action does a rank receive a message from `rank - 1`, and for which kind does it receive one from `rank + 1`? Which ranks lack one of these neighbors, and what do they do instead? Your shelf can be a dictionary that maps the number of a micro-batch to what `forward_stage` saved for it. Why shouldn't you wait for each send right away? What could the receiver be waiting for at that moment?
-# 2. Receive each message into a new tensor, `torch.empty_like(template)`, and wait for the message before you read the tensor. Start your sends without waiting for them, collect the objects that `channels.send` returns in a list, and wait for all of them at the end. On the last rank, pass a function to `forward_stage` that runs the stage and then computes the loss, so that the message is a single number. The loss of the batch is the mean of $m$ such numbers. What's the gradient of this mean with respect to each number?
+# 2. Receive each message into a new tensor, `torch.empty_like(template)`, and wait for the message before you read the tensor. Start your sends without waiting for them, collect the objects that `channels.send` returns in a list, and wait for all of them at the end. On the last rank, pass a function to `forward_stage` that runs the stage and then computes the loss, so that the message is a single number. The loss of the batch is the mean of `m` such numbers. What's the gradient of this mean with respect to each number?
 # 3. To get `m`, count the forward passes in `actions`. On the last rank, write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, append `value` to a list, and start the backward pass with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
 
 # %% check="13.3"
@@ -528,8 +528,8 @@ def fill_bubble(p, m):
 
 # %% [markdown] hints="13.5"
 # 1. Start from your 1F1B schedule, and replace each backward pass with an I action, followed by the W action of the same micro-batch. Then draw the schedule. Where are the ranks idle, and which W actions could you move there without making another rank wait?
-# 2. At the end of a step, the first ranks are waiting for the input gradients of the last few micro-batches. So the later ranks should run their I actions as early as possible, even if they have to postpone some of their W actions. A postponed W action keeps its micro-batch on the shelf. In 1F1B, rank $r$ needs room for $p - r$ micro-batches, and now its shelf has room for $p$. How many W actions can rank $r$ postpone?
-# 3. On rank $r$, postpone each W action by $r$ micro-batches. In other words, after `Action("I", k)` comes `Action("W", k - r)`, if `k >= r`. Put the remaining W actions at the very end.
+# 2. At the end of a step, the first ranks are waiting for the input gradients of the last few micro-batches. So the later ranks should run their I actions as early as possible, even if they have to postpone some of their W actions. A postponed W action keeps its micro-batch on the shelf. In 1F1B, rank `r` needs room for `p - r` micro-batches, and now its shelf has room for `p`. How many W actions can rank `r` postpone?
+# 3. On rank `r`, postpone each W action by `r` micro-batches. In other words, after `Action("I", k)` comes `Action("W", k - r)`, if `k >= r`. Put the remaining W actions at the very end.
 
 # %% check="13.5"
 check("13.5", fill_bubble)

@@ -152,13 +152,11 @@ def test_folded_hints_lie_one_inside_the_other():
     assert page.depth == 0
 
 
-def test_markdown_becomes_html_and_mathematics_is_left_for_the_page():
-    html = hints.to_html(["`a < b` and $x_1 \\cdot x_2 < *y*$ at $p$, *so* <b>no</b>", SECOND])
+def test_markdown_becomes_html():
+    html = hints.to_html(["`a < b`, *so* <b>no</b>", SECOND])
     assert "<code>a &lt; b</code>" in html
-    assert "$x_1 \\cdot x_2 &lt; *y*$" in html
     assert "<em>so</em> &lt;b&gt;no&lt;/b&gt;" in html
     assert '<pre><code class="language-python">x + x\n</code></pre>' in html
-    assert "<code>a$b</code> and <code>c$d</code>" in hints.to_html(["`a$b` and `c$d`"])
 
 
 def test_a_failed_check_holds_its_hints(root, monkeypatch, chapter):

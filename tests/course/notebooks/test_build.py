@@ -44,6 +44,7 @@ BROKEN = {
         SOLUTION.replace("    ### END", "    ### BROKEN\n    y\n    ### END"),
         "must be a comment",
     ),
+    "a formula in a hint": ("# 3. `2 * x`\n", "# 3. $2x$\n", "a terminal can't typeset"),
     "prose after the hints": ("# 3. `2 * x`\n", "# 3. `2 * x`\n#\n# Good luck.\n", "outside the list"),
     "check is two statements": (CHECK, CHECK + "print(1)\n", "exactly one expression"),
     "check calls another": (

@@ -8,7 +8,6 @@ exercise, as in {"4.2": 1}.
 
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -136,7 +135,9 @@ def to_html(hints: list[str]) -> str:
 
     This works without a kernel.
     """
-    render = _renderer()
+    from markdown_it import MarkdownIt
+
+    render = MarkdownIt("commonmark", {"html": False}).render
     folded = ""
     for place in range(len(hints), 0, -1):
         body = render(hints[place - 1])
@@ -144,22 +145,3 @@ def to_html(hints: list[str]) -> str:
         summary = f'<summary style="cursor: pointer;">Hint {place}</summary>'
         folded = f'<details style="margin-top: 0.35em;">{summary}{inner}</details>'
     return folded
-
-
-def _renderer() -> Callable[[str], str]:
-    """Return a Markdown-to-HTML renderer that leaves $...$ alone, because the notebook page typesets formulas."""
-    from markdown_it import MarkdownIt
-    from markdown_it.rules_inline import StateInline
-
-    def math(state: StateInline, silent: bool) -> bool:
-        found = re.compile(r"(\$\$?)(?=\S)[^`]+?(?<=\S)\1").match(state.src, state.pos)
-        if found is None:
-            return False
-        if not silent:
-            state.push("text", "", 0).content = found[0]
-        state.pos = found.end()
-        return True
-
-    markdown = MarkdownIt("commonmark", {"html": False})
-    markdown.inline.ruler.before("escape", "math", math)
-    return markdown.render

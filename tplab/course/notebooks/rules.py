@@ -6,7 +6,7 @@
 - A check cell is a single expression, check("4.1", ...), and so is a predict cell, predict("4.a", ...).
 - Given cells, which contain the course's own code, use an answer only after its check. Exercises and checks use no
   given cells except the setup.
-- There are exactly three hints.
+- There are exactly three hints, without $...$, because `tplab hint` also shows them in a terminal.
 - Every picture in the text has a description, and a file in pictures/moving/.
 """
 
@@ -59,6 +59,8 @@ def _validate_form(cell: Cell) -> None:
             fold_hints(cell.text)
         except RewriteError as error:
             raise cell.refuse(f"hints {cell.number}: {error}") from error
+        if "$" in cell.text:
+            raise cell.refuse(f"hints {cell.number}: write formulas as `code`, because a terminal can't typeset $...$")
     if cell.role == "task":
         wanted = {"title": str, "difficulty": int, "minutes": int}
         if not all(isinstance(cell.attributes.get(name), kind) for name, kind in wanted.items()):
