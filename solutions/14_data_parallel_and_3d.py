@@ -501,7 +501,7 @@ predict("14.e", right=52, as_shipped=64)
 # %% [markdown] task="14.4" title="Fix the norm of the gradient" difficulty=3 minutes=8
 # Which ranks should count the gradient of which parameter?
 #
-# - If a parameter has the attribute `tensor_parallel`, whatever the attribute's value, each rank of `tp_group` holds a different shard of the parameter. All other parameters are replicated, and their gradients are the same on every rank of `tp_group`.
+# - If a parameter has the attribute `tensor_parallel`, each rank of `tp_group` holds a different shard of the parameter. All other parameters are replicated, and their gradients are the same on every rank of `tp_group`.
 #
 # - Each rank of `pp_group` holds different layers. The only exception is the tied table (chapter 13): the first and the last stage both have a copy of it, with the same gradient. On these two stages, `tied` is this parameter, or this rank's shard of it.
 #
