@@ -66,7 +66,7 @@ print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir()
 #
 # Your run saved a checkpoint after every fifth step. Let's start a second run with the same settings and kill rank 1 in the middle of step 18. We use a signal that a process can neither catch nor ignore, which is as close to a power failure as we can get.
 #
-# **Predict.** If we start the killed run again, after which step does it continue? How many steps that had already finished have to be computed a second time?
+# **Predict.** If we start the killed run again, after which step does it continue? How many finished steps have to be computed a second time?
 
 # %% predict="15.a"
 predict("15.a", continues_after=15, steps_again=2)
@@ -171,7 +171,7 @@ shutil.rmtree(KILLED.folder)
 pull_the_plug(KILLED, SAVED, step=20, saving=True)
 
 # %% [markdown]
-# Now the worst that can happen is that you lose the steps since the last checkpoint. That matters on large clusters. When Llama 3 405B was trained on 16,384 GPUs, there were 419 unexpected interruptions in 54 days, which is about one every three hours (Dubey et al. 2024, section 3.3.4).
+# Now the worst that can happen is that you lose the steps since the last checkpoint. That matters on large clusters. When Llama 3 405B was trained on 16,384 GPUs, there were 419 unexpected interruptions in 54 days, which is about one interruption every three hours (Dubey et al. 2024, section 3.3.4).
 #
 # ## The loss is too good
 #
@@ -212,7 +212,7 @@ predict("15.b", first_seen_in=1, times=4)
 #
 # - In each step, all replicas together get the same windows that a single replica would get.
 #
-# - The same arguments give the same windows in any process and at any time. Don't touch the random states of torch and Python, because dropout needs them. Each `torch.Generator()` has a state of its own.
+# - The same arguments always give the same windows, even in a different process or on a different day. Don't touch the random states of torch and Python, because dropout needs them. Each `torch.Generator()` has a state of its own.
 
 
 # %% exercise="15.2"
@@ -266,7 +266,7 @@ viz.curves({"learning rate": [learning_rate(step, RUN) for step in range(1, RUN.
 #
 # - `mesh.get_group("tp")` and `mesh.get_group("dp")` return the groups that this rank belongs to.
 #
-# - `allreduce_sequence_parallel_gradients(model, group)` is the function from exercise 12.3. It sums the gradients of all marked parameters over `group`, and only those parameters need it.
+# - `allreduce_sequence_parallel_gradients(model, group)` is the function from exercise 12.3. It sums the gradients of all marked parameters over `group`. No other parameter needs this sum.
 #
 # - `clip_grad_norm(parameters, max_norm, mesh)` computes the norm as in exercise 14.4 and clips the gradients. It returns the norm before clipping as a tensor.
 #
@@ -331,7 +331,7 @@ viz.table(
 #
 # ## Rent some machines
 #
-# So which layout should you choose? On your laptop, it hardly matters. But if you train a larger model, the layout decides how many weeks you have to pay for. The table below shows three jobs, each on machines with eight H100 GPUs. The model with 70 billion parameters is Llama 3, and the model with 175 billion parameters is GPT-3.
+# So which layout should you choose? On your laptop, it hardly matters. But if you train a larger model, the layout decides how many weeks you have to pay for. The table below shows three training jobs, all of which run on machines with eight H100 GPUs. The model with 70 billion parameters is Llama 3, and the model with 175 billion parameters is GPT-3.
 
 # %%
 from tplab.cluster.jobs import JOBS
@@ -377,7 +377,7 @@ def rent(job):
 
 # %% [markdown] hints="15.4"
 # 1. How many GPUs does the smallest model need to fit into memory? If you split a model across more GPUs than necessary, the only thing you gain is more messages. For the two larger models, which messages have to stay within a machine?
-# 2. The small model fits on a single GPU, so each of the eight GPUs can be a replica, and large micro-batches keep them busy. For the two larger models, start with `tp = 8`, small micro-batches, and the smallest `pp` that fits into memory. Only recompute as much as you have to. GPT-3 stores its attention scores, which take up a lot of memory but don't take long to recompute.
+# 2. The small model fits on a single GPU, so each of the eight GPUs can hold a full replica, and large micro-batches keep them busy. For the two larger models, start with `tp = 8`, small micro-batches, and the smallest `pp` that fits into memory. Only recompute as much as you have to. GPT-3 stores its attention scores, which take up a lot of memory but don't take long to recompute.
 # 3. For the smallest model, return `(1, 1, 8, 32, "nothing")`. For Llama 3, return `(8, 4, 2, 1, "nothing")`, and for GPT-3, return `(8, 8, 4, 2, "attention")`.
 
 # %% check="15.4"
@@ -399,7 +399,7 @@ viz.table(rows, title="your layouts, as they are and with all layers recomputed"
 #
 # ## Never stopped, killed, and on one rank
 #
-# It's time for the final test, and this time, everything is yours. The first run is never stopped. In the second run, we pull the plug three times, including once in the middle of a save. After the third time, we also make a copy of the second run's folder, and a single rank continues from there, as if the other machine had burned down.
+# It's time for the final test, and now all four functions are yours. The first run is never stopped. In the second run, we pull the plug three times, including once in the middle of a save. After the third time, we also copy the folder of the second run, and a single rank continues the run in this copy, as if the other machine had burned down.
 
 # %%
 whole = replace(RUN, folder=f"{HOME.name}/whole")
@@ -451,7 +451,7 @@ card({f"p = {p}": losses[name] for p, name in ((1, "one process"), (2, "tp = 2")
 # %% [markdown]
 # <details><summary>Going deeper: the large run, checkpoints in other programs, and what's next</summary>
 #
-# - **A larger run.** `tplab` contains a capstone program with the same parts and more options. It can show a live panel, evaluate the model, write checkpoints in the background, and create a report. `python -m tplab.capstone --preset laptop --layers mine` trains your layers on two processes for a few minutes, and `make capstone` trains a model and writes its report. The preset `h100x8` is meant for eight H100 GPUs, but so far, we've only run it on emulated GPUs.
+# - **A larger run.** `tplab` also has a capstone program, which consists of the same parts as your loop but has more options. It can show a live panel, evaluate the model, write checkpoints in the background, and create a report. `python -m tplab.capstone --preset laptop --layers mine` trains your layers on two processes for a few minutes, and `make capstone` trains a model and writes its report. The preset `h100x8` is meant for eight H100 GPUs, but so far, we've only run it on emulated GPUs.
 #
 # - **Power failures.** If a process is killed, the operating system still writes everything that the process has handed over to it. After a power failure, the operating system can't do that anymore. So before you rename a checkpoint, you also have to force its files onto the disk with `os.fsync`, as `tplab.capstone.checkpoints` does.
 #
@@ -461,6 +461,6 @@ card({f"p = {p}": losses[name] for p, name in ((1, "one process"), (2, "tp = 2")
 #
 # </details>
 #
-# Your ranks still stand idle during the messages inside each layer, because no computation overlaps with these messages. And your sequences are still short. But that's for another day.
+# Of course, there's always more to do. Your ranks still have to wait for the messages inside each layer, and your sequences are still short. But that's for another day.
 #
 # At the beginning of this course, you had two processes that added 10 and 11. Now you have a GPT that's split across ranks, and you know why every one of its gradients is correct. Go train something!
