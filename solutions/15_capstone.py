@@ -359,7 +359,7 @@ predict("15.c", rises="HFU", tokens_per_second="fall")
 #
 # - Each GPU has 80 GB of memory, and a tenth of it has to stay free. The first two models use FlashAttention, so you don't save any memory if you recompute "attention".
 #
-# You don't need a formula. Just make a guess, and the check will tell you what's wrong with your layout. Chapter 14 explains how to improve a layout.
+# Just make a guess, and the check will tell you what's wrong with your layout. Chapter 14 explains how to improve a layout.
 
 
 # %% exercise="15.4"
@@ -461,6 +461,6 @@ card({f"p = {p}": losses[name] for p, name in ((1, "one process"), (2, "tp = 2")
 #
 # </details>
 #
-# Of course, there's always more to do. Your ranks still have to wait for the messages inside each layer, and your sequences are still short. But that's for another day.
+# Your ranks still have to wait for the messages inside each layer, and your sequences are still short. But that's for another day.
 #
 # At the beginning of this course, you had two processes that added 10 and 11. Now you have a GPT that's split across ranks, and you know why every one of its gradients is correct. Go train something!
