@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 15 · Capstone: train a GPT
 #
-# What does it take to walk away from a training run for a week? In the next three minutes, a GPT made of your own code starts to train. Then you'll pull the plug in the middle of a step. By the end of this chapter, that run will continue as if nothing had happened, and you'll know which machines to rent for a larger one.
+# In the last chapter, everything you've written comes together. In three minutes, a GPT made of your own code will be training on two ranks, and soon after that, you'll pull the plug in the middle of a step. By the end of this chapter, you'll be able to kill a run three times and still get the same losses, bit for bit, as if nobody had touched it. You'll also know which machines to rent for a larger run.
 #
 # You need chapters 10, 12, and 14. About 75 minutes.
 
@@ -36,9 +36,11 @@ from tplab.sequence import allreduce_sequence_parallel_gradients
 # %% [markdown]
 # ## Run it
 #
-# Your layers come from your library. If it lacks one, the course's solution fills in. Around the model runs a loop of about 20 lines, and by the end of this chapter, it will be in your `train.py`. The loop calls functions that save and find checkpoints, choose the data, and take a step. For now, these are `NAIVE`, which means that they're what most of us would have written first. You'll replace them one by one.
+# The layers of this GPT come from your library. If your library doesn't have a layer yet, the course's solution takes its place. The training loop around the model has about 20 lines, and by the end of this chapter, it will be part of your own `train.py`.
 #
-# Let's train on the source code of Python's standard library, on two ranks.
+# The loop calls four functions. They save a checkpoint, find the newest checkpoint, choose the data, and take a training step. For now, the loop uses the functions in `NAIVE`, which are what most of us would have written first. You'll replace them one by one.
+#
+# Let's train on the source code of Python's standard library, using two ranks.
 
 # %%
 HOME = tempfile.TemporaryDirectory(prefix="tplab-")  # it's removed when the kernel ends
@@ -48,13 +50,13 @@ launch(train_own, 2, args=(RUN, answers, NAIVE))
 viz.curves({"your GPT, on two ranks": list(losses_of(RUN).values())}, title="60 steps")
 
 # %% [markdown]
-# It learns! And here's everything that just ran. The bytes were recorded in this run.
+# It learns! The poster below shows the model that you've just trained. For each block, it tells you where the code comes from and which all-reduces the block needs for one micro-batch, as recorded on two real ranks.
 
 # %%
 poster(RUN, answers)
 
 # %% [markdown]
-# After 60 steps, it writes the text below. That won't make it famous, but where did it get the line breaks and the brackets from?
+# After 60 steps, the model writes the text below. You wouldn't want to run this code, but how did the model find out about line breaks and brackets?
 
 # %%
 print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir())))[0])
@@ -62,9 +64,9 @@ print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir()
 # %% [markdown]
 # ## Pull the plug
 #
-# The run has saved a checkpoint after every fifth step. Let's start a second one, and kill rank 1 in the middle of step 18, with a signal that a process can neither catch nor ignore. That's as close to a power failure as we can get.
+# Your run saved a checkpoint after every fifth step. Let's start a second run with the same settings and kill rank 1 in the middle of step 18. We use a signal that a process can neither catch nor ignore, which is as close to a power failure as we can get.
 #
-# **Predict.** If the run is started again, after which step does it continue? How many steps that were already finished have to be computed a second time?
+# **Predict.** If we start the killed run again, after which step does it continue? How many finished steps have to be computed a second time?
 
 # %% predict="15.a"
 predict("15.a", continues_after=15, steps_again=2)
@@ -82,9 +84,9 @@ def pull_the_plug(settings, functions, step, saving=False):
 pull_the_plug(KILLED, NAIVE, step=18)  # try other steps, too
 
 # %% [markdown]
-# Rank 1 is gone, and the report tells you in which line rank 0 is waiting for it. The newest checkpoint is the one of step 15, and the run could continue from there.
+# Rank 1 is dead, and the report shows the line in which rank 0 is waiting for it. The newest checkpoint was saved after step 15, so the run can continue from there.
 #
-# But the power doesn't wait for a good moment. This time, the run continues after step 15, and the plug is pulled while it's *writing* the next checkpoint. Then we start the run once more.
+# But a power failure doesn't wait for a convenient moment. Let's start the run again, so that it continues after step 15. This time, we kill rank 1 while it's *writing* the checkpoint of step 20. Then we try to start the run once more.
 
 # %%
 pull_the_plug(KILLED, NAIVE, step=20, saving=True)
@@ -92,24 +94,24 @@ with show_failure():
     launch(train_own, 2, args=(KILLED, answers, NAIVE))
 
 # %% [markdown]
-# The run picks the folder with the highest number, but that one is only half written, so now it doesn't start at all. In January 2025, the same was reported for Hugging Face's Trainer (transformers issues 35525 and 35782). A job that was killed during a save couldn't resume until somebody deleted the folder by hand.
+# The naive function picks the folder with the highest number. But the checkpoint in this folder is only half written, so now the run doesn't start at all. In January 2025, the same problem was reported for the Trainer from Hugging Face. A job that had been killed during a save couldn't resume until somebody deleted the incomplete folder by hand (transformers issues 35525 and 35782).
 #
-# Disks help us with an operation that's **atomic**, which means that it happens completely or not at all: renaming. So write the checkpoint under a temporary name, and rename it once it's complete. Deleting a folder isn't atomic, because its files disappear one by one. What could you do there?
+# An operation is called **atomic** if it happens either completely or not at all. Renaming a folder is atomic, so you can write a checkpoint under a temporary name and rename the folder once the checkpoint is complete. Deleting a folder isn't atomic, because the files disappear one by one. So how could you delete an old checkpoint safely?
 
 # %% [markdown] task="15.1" title="A checkpoint that's whole or not there" difficulty=3 minutes=15
-# The checkpoint of step 100 is the folder `step-000100` in `folder`, with at least six digits. All ranks of `group` call `save_checkpoint`. On each of them, `write(path)` writes the rank's file into `path`, which has to be there already.
+# Write a function that saves a checkpoint and a function that finds the newest one. The checkpoint of step 100 is a folder called `step-000100` inside `folder`. (The number in the name has at least six digits.) All ranks of `group` call `save_checkpoint`. Each rank has to call `write(path)`, which writes this rank's files into the folder `path`. This folder must already exist.
 #
-# - **Whatever is named like a checkpoint has to be complete, at any moment.** The check kills all the ranks before each operation on the disk, and in the middle of each file.
+# - **Anything that's named like a checkpoint has to be complete at all times.** The check kills all ranks before each disk operation and in the middle of each file.
 #
-# - Until it's complete, a checkpoint lies in `folder` as well, because only within one disk is a rename a single operation. `folder` itself may not exist yet.
+# - The temporary folder has to be inside `folder`, too, because a rename is only atomic if it stays on the same disk. `folder` itself may not exist yet.
 #
-# - After a save, the `keep` newest checkpoints are left, and nothing that a killed save has left behind. Don't touch anything else in `folder`, such as `step-notes.txt` or the folder `drawings.saving`.
+# - After each save, only the `keep` newest checkpoints should be left, and everything that killed saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folder `drawings.saving`.
 #
-# - If the step's checkpoint exists already, leave it alone, and raise a `ValueError` that names the step, on every rank.
+# - If there's already a checkpoint of this step, leave it alone, and raise a `ValueError` on every rank. The error message should name the step.
 #
-# - `newest_checkpoint(folder)` returns the path of the newest complete checkpoint, or None. You can't rely on the dates of the files.
+# - `newest_checkpoint(folder)` returns the path of the newest complete checkpoint, or `None` if there isn't one. You can't rely on the modification times of files and folders.
 #
-# From `torch.distributed`, you only need `dist.get_rank(group)` and `dist.barrier(group)`, which returns as soon as every rank of the group has called it. `path.mkdir`, `path.rename`, `folder.glob` and `shutil.rmtree` do the rest.
+# From `torch.distributed`, you only need `dist.get_rank(group)` and `dist.barrier(group)`. A barrier returns as soon as every rank of the group has called it. For the rest, you can use `path.mkdir`, `path.rename`, `folder.glob`, and `shutil.rmtree`.
 
 
 # %% exercise="15.1"
@@ -122,14 +124,14 @@ def complete_checkpoints(folder):
 
 
 def newest_checkpoint(folder):
-    """Return the path of the newest complete checkpoint, or None if there is none, or no folder."""
+    """Return the path of the newest complete checkpoint, or None if there's no checkpoint or no folder."""
     ### BEGIN SOLUTION
     return (complete_checkpoints(folder) or [None])[-1]
     ### END SOLUTION
 
 
 def save_checkpoint(folder, step, write, keep, group=None):
-    """Save the checkpoint of a step, with the files that `write(path)` writes, and keep only the `keep` newest ones."""
+    """Save the checkpoint of a step with `write(path)`, and keep only the `keep` newest checkpoints."""
     path = folder / f"step-{step:06d}"
     unfinished = folder / f"step-{step:06d}.saving"
     ### BEGIN SOLUTION
@@ -153,15 +155,15 @@ def save_checkpoint(folder, step, write, keep, group=None):
 
 
 # %% [markdown] hints="15.1"
-# 1. Go through the moments at which the power may fail: before the first file, in the middle of one, after one rank has finished but the other hasn't, before and after the rename, in the middle of a deletion. What's in the folder then, and under which names? What does the next save find?
-# 2. Rank 0 removes what's left of killed saves and makes the unfinished folder. Then come a barrier, `write` on every rank, and another barrier. Rank 0 renames, and only then looks for checkpoints that are too old. It renames each of them to `step-000090.deleting` before it deletes any of its files. A complete checkpoint is called `step-` followed by digits and nothing else. Sort by the number, because as a string, "step-1000000" comes before "step-999990".
-# 3. `if path.exists(): raise ValueError(f"... {step}")`. On rank 0, `folder.mkdir(parents=True, exist_ok=True)`, `shutil.rmtree(left)` for each `left` in `[*folder.glob("step-*.saving"), *folder.glob("step-*.deleting")]`, and `unfinished.mkdir()`. Then `dist.barrier(group)`, `write(unfinished)`, `dist.barrier(group)`. On rank 0, `unfinished.rename(path)`, and for each `old` in `complete_checkpoints(folder)[:-keep]`, `old.rename(deleting)` and `shutil.rmtree(deleting)`. Names are complete if `re.fullmatch(r"step-\d{6,}", path.name)`.
+# 1. Go through all the moments when the power might fail: before the first file is written, in the middle of a file, when one rank has finished writing but the other rank hasn't, right before and right after the rename, and in the middle of a deletion. Which folders exist at each of these moments, and what are they called? What does the next save find?
+# 2. First, rank 0 removes everything that killed saves have left behind, and it creates the temporary folder. Then all ranks enter a barrier, call `write`, and enter a second barrier. Now that all files are complete, rank 0 renames the folder. Rank 0 shouldn't look for old checkpoints until this rename is done. Before rank 0 deletes the first file of an old checkpoint, it renames the checkpoint's folder to something like `step-000090.deleting`. The name of a complete checkpoint consists of `step-` followed by digits, and nothing else. Sort the checkpoints by number, because the string "step-1000000" comes before the string "step-999990".
+# 3. Start with `if path.exists(): raise ValueError(f"... {step}")`. On rank 0, call `folder.mkdir(parents=True, exist_ok=True)`, then `shutil.rmtree(left)` for each `left` in `[*folder.glob("step-*.saving"), *folder.glob("step-*.deleting")]`, and then `unfinished.mkdir()`. All ranks call `dist.barrier(group)`, `write(unfinished)`, and `dist.barrier(group)`. After that, rank 0 calls `unfinished.rename(path)`. For each `old` in `complete_checkpoints(folder)[:-keep]`, rank 0 sets `deleting = folder / f"{old.name}.deleting"` and calls `old.rename(deleting)` and `shutil.rmtree(deleting)`. A checkpoint is complete if `re.fullmatch(r"step-\d{6,}", path.name)`.
 
 # %% check="15.1"
 check("15.1", save_checkpoint, newest_checkpoint)
 
 # %% [markdown]
-# Here's the same accident again, with your functions. This time, nothing shows up that looks complete but isn't:
+# Let's repeat the accident with your functions. This time, the incomplete folder isn't named like a checkpoint:
 
 # %%
 SAVED = replace(NAIVE, save_checkpoint=save_checkpoint, newest_checkpoint=newest_checkpoint)
@@ -169,11 +171,11 @@ shutil.rmtree(KILLED.folder)
 pull_the_plug(KILLED, SAVED, step=20, saving=True)
 
 # %% [markdown]
-# At worst, you lose the steps since the last checkpoint. That matters, because with 16,384 GPUs, something fails every three hours. There were 419 unexpected interruptions in 54 days of training Llama 3 405B (Dubey et al. 2024, section 3.3.4).
+# Now the worst that can happen is that you lose the steps since the last checkpoint. That matters on large clusters. When Llama 3 405B was trained on 16,384 GPUs, there were 419 unexpected interruptions in 54 days, which is about one interruption every three hours (Dubey et al. 2024, section 3.3.4).
 #
-# ## It comes back, and the loss is too good
+# ## The loss is too good
 #
-# Now we let the run continue after step 15. Then we pull the plug twice more, and let it train to the end.
+# Let's start the killed run again, so that it continues after step 15. We'll pull the plug two more times, in steps 33 and 48, and then we let the run train to the end.
 
 # %%
 for step in (33, 48):
@@ -189,28 +191,28 @@ def next_to_each_other(killed, title):
 next_to_each_other(KILLED, "plug pulled in steps 20, 33, and 48")
 
 # %% [markdown]
-# The killed run is *better*? That's the kind of good news that should worry you.
+# How can the killed run have a *lower* loss than the run that was never stopped? That's the kind of good news that should worry you.
 #
-# **Predict.** The data come from a shuffling loader in each process, which remembers its position for as long as the process lives. After the last restart, the run continues with step 46. In which step has the model seen the text of step 46 for the first time? How many times has it trained on this text by now, including step 46?
+# **Predict.** In each process, a shuffling loader chooses the data, and it remembers its position for as long as the process lives. After the last restart, the run continues with step 46. In which step did the model see the text of step 46 for the first time? How many times has the model trained on this text by the end of step 46?
 
 # %% predict="15.b"
 predict("15.b", first_seen_in=1, times=4)
 
 # %% [markdown]
-# So the loader has to skip what's been read. But even that can go wrong. Hugging Face's accelerate skipped the right number of batches, but the loader that it made for the rest of the epoch counted its epochs from 0 again. So it shuffled like epoch 0, no matter which epoch it was (accelerate pull request 4071, from June 2026). Some text came twice in an epoch and some not at all, and you only notice if you compare with a run that was never stopped.
+# So after a restart, the loader should skip the text that the model has already seen. But even that can go wrong. In Hugging Face's accelerate, a resumed loader skipped the right number of batches but started to count the epochs from 0 again. So no matter which epoch the run had reached, the loader shuffled the data in the order of epoch 0. The model saw parts of the text twice in the same epoch and other parts not at all. You'd only notice this if you compared the run with one that was never stopped (accelerate pull request 4071, June 2026).
 #
-# There's a much simpler way. Who says that a loader needs a memory? The number of finished steps is in every checkpoint, and the windows can be a **function of that number**.
+# There's a much simpler way. Who says that a loader needs to remember anything? Every checkpoint contains the number of finished steps, and the choice of the data can be a **function of this number**.
 
 # %% [markdown] task="15.2" title="Fix it: the same data twice" difficulty=2 minutes=12
-# The text is divided into `windows` windows, numbered from 0. Return the `batch_size / replicas` windows that this replica trains on in the step after `done` finished steps. The code below is like what was shipped, and on top of that, each replica shuffles for itself. On what may the order depend, and on what not?
+# The text is divided into `windows` sequences of the same length. We call these sequences windows and number them from 0. Return the windows that this replica should train on in the step after `done` finished steps. The code below makes the same mistake as accelerate's loader, and in addition, each replica shuffles the windows in its own order. What may the order of the windows depend on, and what must it not depend on?
 #
-# - In each epoch, every window comes once, in a new random order that depends on `seed` and the epoch. Runs with different seeds must never have an epoch's order in common. (With `seed + epoch`, they would.)
+# - In each epoch, every window comes exactly once, in a new random order that depends on `seed` and the epoch. If two runs have different seeds, no epoch of one run may have the same order as any epoch of the other run. (If you used `seed + epoch`, some epochs would have the same order.)
 #
-# - `batch_size` is at most `windows`, but it may not divide it. Then a batch contains the end of one epoch and the beginning of the next.
+# - `batch_size` is never larger than `windows`, but `windows` isn't always a multiple of `batch_size`. So a batch may contain the end of one epoch and the beginning of the next.
 #
-# - All replicas together get the same windows as a single replica would.
+# - In each step, all replicas together get the same windows that a single replica would get.
 #
-# - The same arguments give the same windows, on any day and in any process. Leave the random states of torch and Python alone, because dropout needs them. `torch.Generator()` has a state of its own.
+# - The same arguments always give the same windows, even in a different process or on a different day. Don't touch the random states of torch and Python, because dropout needs them. Each `torch.Generator()` has a state of its own.
 
 
 # %% exercise="15.2"
@@ -235,15 +237,15 @@ def own_windows(done, seed, windows, batch_size, replica, replicas):
 
 
 # %% [markdown] hints="15.2"
-# 1. Number all sequences of the run, across all epochs: 0, 1, 2, ... Which of these numbers belong to this step, and which of those to this replica? To which epoch does number n belong?
-# 2. The step's numbers begin with `done * batch_size`, and this replica's part begins `replica * each` after that. `divmod(number, windows)` is the epoch and the place in its order. Draw the order with a generator whose seed is made of `seed` and the epoch, such as `seed` times a large number, plus the epoch.
-# 3. For each `number` in `range(first, first + each)`, with `first = done * batch_size + replica * each`: `epoch, place = divmod(number, windows)`, `generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)`, and the window is `torch.randperm(windows, generator=generator)[place].item()`.
+# 1. Imagine that all the sequences of a run are numbered 0, 1, 2, and so on, across all epochs. Which of these sequences belong to the current step, and which of them does this replica train on? Which epoch does sequence number n belong to?
+# 2. The first sequence of the step has the number `done * batch_size`, and this replica's first sequence comes `replica * each` sequences later. `divmod(number, windows)` returns the number of the epoch and the position within this epoch. To get the order of an epoch, use a generator, and compute its seed from both `seed` and the number of the epoch. For example, you can multiply `seed` by a large number and add the number of the epoch.
+# 3. Let `first = done * batch_size + replica * each`. For each `number` in `range(first, first + each)`, compute `epoch, place = divmod(number, windows)`, create `generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)`, and append `torch.randperm(windows, generator=generator)[place].item()` to the list that you return.
 
 # %% check="15.2"
 check("15.2", own_windows)
 
 # %% [markdown]
-# The learning rate is a function of the step as well. It's part of the loop: up in a straight line, while the weights are still random and the gradients point anywhere, and then down along half a cosine.
+# The learning rate is a function of the step as well, and it's already part of the loop. While the weights are still random, large steps would do more harm than good, so the learning rate rises from almost zero in a straight line. After this warm-up, it falls along half of a cosine curve.
 
 # %%
 from tplab.capstone.loop import learning_rate
@@ -253,22 +255,24 @@ viz.curves({"learning rate": [learning_rate(step, RUN) for step in range(1, RUN.
 # %% [markdown]
 # ## More ranks
 #
-# What if you get four GPUs tomorrow, or only one? A checkpoint says how its tensors are split, so loading it on a different number of ranks is no problem. What's still missing is a step that knows about replicas and micro-batches. Every sum of this course meets in it.
+# What if you get four GPUs tomorrow, or only one? You can load a checkpoint on any number of ranks, because it records how each tensor is split. What's still missing is a training step that can handle replicas and micro-batches. In this step, you'll meet all the sums of this course again.
 #
-# One warning: Adam hides your mistakes here. It divides by the size of the gradients, so if you forget a factor of $1/m$, its steps hardly change. That's why the check uses plain SGD.
+# One warning: Adam hides your mistakes here. It divides each gradient by its typical size, so if you forget a factor of $1/m$, the weights still change by almost the same amount. That's why the check uses plain SGD.
 
 # %% [markdown] task="15.3" title="A training step" difficulty=4 minutes=15
-# Take one step on this replica's micro-batches, as a single process would take it on all the sequences of the step. Where do you average, what do you sum over which group, and what comes last?
+# Take one training step on this replica's micro-batches. Afterwards, the weights should be the same as if a single process had trained on all the sequences of this step. What do you have to average, what do you have to sum, and over which groups? What has to come last?
 #
-# - `model(x, y)` is the mean loss of a micro-batch, the same on all ranks of the `tp` group. All micro-batches have the same size, and so do all replicas.
+# - `model(x, y)` returns the mean loss of a micro-batch, which is the same on all ranks of the `tp` group. All micro-batches have the same size, and all replicas have the same number of micro-batches.
 #
-# - `mesh.get_group("tp")` and `mesh.get_group("dp")` are this rank's groups.
+# - `mesh.get_group("tp")` and `mesh.get_group("dp")` return the groups that this rank belongs to.
 #
-# - `allreduce_sequence_parallel_gradients(model, group)` is exercise 12.3. Only parameters that are marked need it. `clip_grad_norm(parameters, max_norm, mesh)` takes the norm as in exercise 14.4, clips the gradient, and returns the norm before that, as a tensor.
+# - `allreduce_sequence_parallel_gradients(model, group)` is the function from exercise 12.3. It sums the gradients of all marked parameters over `group`. No other parameter needs this sum.
 #
-# - Each gradient crosses the replicas once per step, not once per micro-batch.
+# - `clip_grad_norm(parameters, max_norm, mesh)` computes the norm as in exercise 14.4 and clips the gradients. It returns the norm before clipping as a tensor.
 #
-# - Return two floats: the mean loss over all sequences of all replicas, and the norm before clipping. Leave the model in the mode it was in.
+# - Send each gradient to the other replicas only once per step, not once per micro-batch.
+#
+# - Return two floats: the mean loss over all sequences of all replicas, and the norm before clipping. Don't switch the model between training and evaluation mode.
 
 
 # %% exercise="15.3"
@@ -294,15 +298,15 @@ def training_step(model, optimizer, micro_batches, mesh, max_norm):
 
 
 # %% [markdown] hints="15.3"
-# 1. Which gradient would a single process have if it computed all the sequences at once? What's in `param.grad` after the last micro-batch? And what does `backward` do with what's in it from the previous step?
-# 2. Zero the gradients. Divide each micro-batch's loss by the number of micro-batches, and call `backward`. Then sum the marked gradients over `tp`, and average all gradients over `dp`. These two can trade places, but the norm has to wait for both. Clip, step, and average the loss over `dp`, too.
-# 3. `loss = model(x, y) / len(micro_batches)`, `loss.backward()`, `total += loss.detach()`. After the loop, `allreduce_sequence_parallel_gradients(model, tp)`. For each parameter, `dist.all_reduce(param.grad, group=dp)` and `param.grad /= dist.get_world_size(dp)`. Then `norm = clip_grad_norm(model.parameters(), max_norm, mesh)` and `optimizer.step()`. At the end, `dist.all_reduce(total, group=dp)`, and return `total.item() / dist.get_world_size(dp), norm.item()`.
+# 1. If a single process trained on all the sequences of this step, what would its gradient be? What does `param.grad` contain after the last micro-batch? What does `backward` do if `param.grad` still contains the gradient of the previous step?
+# 2. Start by setting all gradients to zero. For each micro-batch, divide the loss by the number of micro-batches, and call `backward` on the result. Then sum the marked gradients over `tp`, and average all gradients over `dp`. The order of these two operations doesn't matter, but the norm has to come after both of them. Clip the gradients, call the optimizer, and average the loss over `dp` as well.
+# 3. After `optimizer.zero_grad()`, run `loss = model(x, y) / len(micro_batches)`, `loss.backward()`, and `total += loss.detach()` for each micro-batch. Then call `allreduce_sequence_parallel_gradients(model, tp)`. For each parameter, call `dist.all_reduce(param.grad, group=dp)`, followed by `param.grad /= dist.get_world_size(dp)`. Next come `norm = clip_grad_norm(model.parameters(), max_norm, mesh)` and `optimizer.step()`. Finally, call `dist.all_reduce(total, group=dp)`, and return `total.item() / dist.get_world_size(dp), norm.item()`.
 
 # %% check="15.3"
 check("15.3", training_step)
 
 # %% [markdown]
-# Now all functions are yours. Here's the same run on four grids:
+# Now all four functions are yours! Let's use them to train the same model on four different grids of ranks.
 
 # %%
 MINE = replace(SAVED, own_windows=own_windows, training_step=training_step)
@@ -323,11 +327,11 @@ viz.table(
 )  # fmt: skip
 
 # %% [markdown]
-# Four layouts, one run. The differences come from float32, which rounds differently if you add in a different order.
+# You've trained with four different layouts, and the losses are the same! The tiny differences come from rounding, because the result of a sum in float32 depends on the order in which you add its terms.
 #
 # ## Rent some machines
 #
-# So which layout should you take? On your laptop, it hardly matters. For a larger model, it decides how many weeks you pay for. Here are three jobs, each on machines with eight H100s. The 70 billion parameters are Llama 3's, and the 175 billion are GPT-3's.
+# So which layout should you choose? On your laptop, it hardly matters. But if you train a larger model, the layout decides how many weeks you have to pay for. The table below shows three training jobs, all of which run on machines with eight H100 GPUs. The model with 70 billion parameters is Llama 3, and the model with 175 billion parameters is GPT-3.
 
 # %%
 from tplab.cluster.jobs import JOBS
@@ -341,21 +345,21 @@ viz.table(
 )  # fmt: skip
 
 # %% [markdown]
-# If it doesn't fit, you can compute activations a second time instead of storing them. How well the GPUs are used then depends on whom you ask. **Model FLOPs utilization** (MFU) only counts the operations that the model needs, as a share of what the GPUs could do. **Hardware FLOPs utilization** (HFU) counts all the operations, including those that are done twice.
+# If a model doesn't fit into memory, you can recompute activations in the backward pass instead of storing them. But then there are two ways to measure how well you're using your GPUs. **Model FLOPs utilization** (MFU) only counts the operations that the model needs, as a share of what the GPUs could have done in the same time. **Hardware FLOPs utilization** (HFU) counts all operations, including the recomputed ones.
 #
-# **Predict.** The smallest job fits easily, but you recompute all layers anyway. Which of the two rises, "MFU" or "HFU"? What do the tokens per second do? ("rise" or "fall")
+# **Predict.** The smallest model easily fits into memory, but suppose you recompute all of its layers anyway. Which of the two utilizations rises, "MFU" or "HFU"? Does the number of tokens per second "rise" or "fall"?
 
 # %% predict="15.c"
 predict("15.c", rises="HFU", tokens_per_second="fall")
 
 # %% [markdown] task="15.4" title="Rent some machines" difficulty=2 minutes=10
-# For each job, return a tuple with `tp`, `pp`, `dp`, the micro-batch size, and what's recomputed ("nothing", "attention", or "layers"). You win if your layout fits, and a step takes at most 5 % longer than with the best layout that the course's cost model knows.
+# For each job, return a tuple that contains `tp`, `pp`, `dp`, the micro-batch size, and what you recompute ("nothing", "attention", or "layers"). You win if your layout fits into memory and a step takes at most 5 % longer than with the best layout. The course's cost model is the judge.
 #
-# - All GPUs have to be used, `tp` divides the heads, and `dp` times the micro-batch size divides the sequences.
+# - You have to use all the GPUs. `tp` has to divide the number of heads, and `dp` times the micro-batch size has to divide the number of sequences per step.
 #
-# - A tenth of the 80 GB stays free. With FlashAttention, which the first two models use, recomputing "attention" saves nothing.
+# - Each GPU has 80 GB of memory, and a tenth of it has to stay free. The first two models use FlashAttention, so you don't save any memory if you recompute "attention".
 #
-# No formula needed. Make a guess, and let the check tell you what it costs. Chapter 14 tells you how to change it.
+# Just make a guess, and the check will tell you what's wrong with your layout. Chapter 14 explains how to improve a layout.
 
 
 # %% exercise="15.4"
@@ -372,9 +376,9 @@ def rent(job):
 
 
 # %% [markdown] hints="15.4"
-# 1. How many GPUs does the smallest model need at least? Whatever isn't needed to make it fit only costs messages. For the larger two, which messages have to stay within a machine?
-# 2. The small model fits on a single GPU, so all eight can be replicas, and large micro-batches keep each of them busy. For the larger ones, begin with `tp = 8` and the smallest `pp` that fits, with small micro-batches, and only recompute as much as you have to. GPT-3 stores its attention scores, which take a lot of memory and little time to compute again.
-# 3. `(1, 1, 8, 32, "nothing")`, `(8, 4, 2, 1, "nothing")`, and `(8, 8, 4, 2, "attention")` win.
+# 1. How many GPUs does the smallest model need to fit into memory? If you split a model across more GPUs than necessary, the only thing you gain is more messages. For the two larger models, which messages have to stay within a machine?
+# 2. The small model fits on a single GPU, so each of the eight GPUs can hold a full replica, and large micro-batches keep them busy. For the two larger models, start with `tp = 8`, small micro-batches, and the smallest `pp` that fits into memory. Only recompute as much as you have to. GPT-3 stores its attention scores, which take up a lot of memory but don't take long to recompute.
+# 3. For the smallest model, return `(1, 1, 8, 32, "nothing")`. For Llama 3, return `(8, 4, 2, 1, "nothing")`, and for GPT-3, return `(8, 8, 4, 2, "attention")`.
 
 # %% check="15.4"
 check("15.4", rent)
@@ -391,11 +395,11 @@ for name, job in JOBS.items():
 viz.table(rows, title="your layouts, as they are and with all layers recomputed")
 
 # %% [markdown]
-# Recomputing makes each run slower. In two of them, the HFU still gets better, so if somebody tells you their utilization, ask which one it is. (Llama's layers are split over eight ranks, so their second forward pass also sends its messages a second time.)
+# If you recompute all layers, each job processes fewer tokens per second. But in two of the three jobs, the HFU gets *better*. So if somebody tells you how well they use their GPUs, ask whether they mean the MFU or the HFU. (Llama 3's layers are split across eight ranks, so the recomputation also has to send all the messages of the forward pass a second time.)
 #
 # ## Never stopped, killed, and on one rank
 #
-# It's time for the last test, and now everything is yours. One run is never stopped. In the other one, the plug is pulled three times, once in the middle of a save. And after the last time, a single rank takes over in a copy of the folder, as if the other machine had burned down.
+# It's time for the final test, and now all four functions are yours. The first run is never stopped. In the second run, we pull the plug three times, including once in the middle of a save. After the third time, we also copy the folder of the second run, and a single rank continues the run in this copy, as if the other machine had burned down.
 
 # %%
 whole = replace(RUN, folder=f"{HOME.name}/whole")
@@ -422,7 +426,7 @@ viz.table(
 # %% [markdown]
 # ## Killed three times, and not a single bit is different.
 #
-# Nothing was saved about the data or the learning rate, because both are functions of the step.
+# You didn't have to save anything about the data or the learning rate, because both of them are functions of the step.
 
 # %%
 symptoms(15)
@@ -430,7 +434,7 @@ symptoms(15)
 # %% [markdown]
 # ## What you built
 #
-# Next to your library, there's now a script called `train.py`. It's the loop of this chapter with your layers and your functions, and it needs nothing but PyTorch. It's yours, so take both to any machine with GPUs.
+# Next to your library, there's now a script called `train.py`. It runs the loop from this chapter with your layers and your functions, and it only needs your library and PyTorch. It's all yours, so take it to any machine with GPUs.
 
 # %%
 from tplab.course import library
@@ -438,7 +442,7 @@ from tplab.course import library
 library(15)
 
 # %% [markdown]
-# And here's a card to show around. It's in your folder as `card.svg`.
+# And here's a card that you can show around, because you've earned it. It's in your folder as `card.svg`.
 
 # %%
 card({f"p = {p}": losses[name] for p, name in ((1, "one process"), (2, "tp = 2"), (4, "tp = 2, dp = 2"))},
@@ -447,16 +451,16 @@ card({f"p = {p}": losses[name] for p, name in ((1, "one process"), (2, "tp = 2")
 # %% [markdown]
 # <details><summary>Going deeper: the large run, checkpoints in other programs, and what's next</summary>
 #
-# - **A larger run.** `tplab` has a capstone program with the same parts and more options: a live panel, evaluations, checkpoints that are written in the background, and a report. `python -m tplab.capstone --preset laptop --layers mine` trains your layers for a few minutes on two processes, and `make capstone` writes the report. The preset `h100x8` is made for eight H100s. We've only run it on emulated GPUs so far.
+# - **A larger run.** `tplab` also has a capstone program, which consists of the same parts as your loop but has more options. It can show a live panel, evaluate the model, write checkpoints in the background, and create a report. `python -m tplab.capstone --preset laptop --layers mine` trains your layers on two processes for a few minutes, and `make capstone` trains a model and writes its report. The preset `h100x8` is meant for eight H100 GPUs, but so far, we've only run it on emulated GPUs.
 #
-# - **Power failures.** After a kill, the operating system still writes what a process has handed over. After a power failure, it doesn't. So before renaming, you also have to force the files to the disk with `os.fsync`, as `tplab.capstone.checkpoints` does.
+# - **Power failures.** If a process is killed, the operating system still writes everything that the process has handed over to it. After a power failure, the operating system can't do that anymore. So before you rename a checkpoint, you also have to force its files onto the disk with `os.fsync`, as `tplab.capstone.checkpoints` does.
 #
-# - **`torch.distributed.checkpoint`** writes a file `.metadata` last, under a temporary name that it then renames. Without this file, nothing can be loaded.
+# - **torch.distributed.checkpoint** writes a file called `.metadata` last. It first writes this file under a temporary name and then renames it. A checkpoint without this file can't be loaded.
 #
-# - **torchtitan's `ParallelAwareDataloader`** saves the state of each replica's loader, so it can't continue with a different number of replicas. Megatron-LM, on the other hand, computes a sample's position from the number of consumed samples, as you do.
+# - **torchtitan and Megatron-LM.** torchtitan's `ParallelAwareDataloader` saves the state of each replica's loader, so you can't continue a run with a different number of replicas. Megatron-LM computes the position in the data from the number of samples that the run has consumed, which is what you do, too.
 #
 # </details>
 #
-# One kind of message in your step still can't hide behind anything: those inside a layer. And your sequences are short. But that's for another day.
+# Your ranks still have to wait for the messages inside each layer, and your sequences are still short. But that's for another day.
 #
-# You began with two processes that added 10 and 11. Go train something.
+# At the beginning of this course, you had two processes that added 10 and 11. Now you have a GPT that's split across ranks, and you know why every one of its gradients is correct. Go train something!
