@@ -35,7 +35,7 @@ from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 #
 # Let's look at the end of an MLP on two ranks. There are two tokens with one feature each, and each rank has just computed a partial sum of the output for both tokens. Rank 0 has the partial sums 1 and 2, and rank 1 has the partial sums 10 and 20. The operator g adds the partial sums with an all-reduce, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize the result. They do exactly the same work with exactly the same values, and both of them save the results for the backward pass.
 #
-# How does an all-reduce compute the sums? In chapter 01, you built it from two halves. The first half is a **reduce-scatter**, which leaves rank 0 with the sum for token 0, which is 11, and rank 1 with the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of an all-reduce, the sum for each token is on exactly one rank.
+# How does the all-reduce compute these sums? In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**, which leaves rank 0 with the sum for token 0, which is 11, and rank 1 with the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of an all-reduce, the sum for each token is on exactly one rank.
 #
 # The bias, the dropout, the residual connection, and the norm treat each token separately. So let's take a break between the reduce-scatter and the all-gather! During the break, each rank does all of this work for its own tokens only. The all-gather waits until the next matmul needs all the tokens. This method is called **sequence parallelism** (Korthikanti et al. 2022).
 #
@@ -128,7 +128,7 @@ check("12.1", SequenceParallelBlock)
 #
 # ## The pair
 #
-# So far, you've used two operators that we wrote for you. What do they do in the backward pass? The operators f and g communicate in either the forward pass or the backward pass, but the two new operators communicate in both passes.
+# So far, you've used two operators that we wrote for you. What do these operators do in the backward pass? The operators f and g communicate in either the forward pass or the backward pass, but the two new operators communicate in both passes.
 
 # %% [markdown] task="12.2" title="Gather and reduce-scatter" difficulty=3 minutes=12
 # Write both operators. Dimension 1 of `x` is the sequence of tokens, and `x` may have any number of dimensions after that.
@@ -272,7 +272,7 @@ def allreduce_sequence_gradients(module, group=None):
 check("12.3", partial_gradients, allreduce_sequence_gradients)
 
 # %% [markdown]
-# Each rank applies the block's norm and its final bias only to its own tokens, so it's no surprise that the gradients of these parameters are partial. The norms of the queries and keys are trickier. Each rank applies them to *all* the tokens, but only in its own heads. So you have to sum the gradients of these norms even if you never split the sequence at all!
+# Each rank applies the block's norm and its final bias only to its own tokens, so it's no surprise that the gradients of these parameters are partial. The norms of the queries and keys are trickier. Each rank applies these two norms to *all* the tokens, but only in its own heads. So you have to sum the gradients of these norms even if you never split the sequence at all!
 #
 # People really do forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that never summed these gradients. The user described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). In GPT-NeoX, the code that was supposed to sum the gradients never ran. And if it had run, it would have computed their mean instead of their sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
 
@@ -506,7 +506,7 @@ symptoms(12)
 #
 # <details><summary>Going deeper: Megatron-Core, padding, serving, and a DTensor that forgets</summary>
 #
-# - **Megatron-Core** has the option `sequence_parallel=True`. Its activations have the shape `[s, b, h]`, so each rank's tokens are contiguous and don't have to be copied before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`. The function `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py` sums the partial gradients, as you did in exercise 12.3.
+# - **Megatron-Core** has the option `sequence_parallel=True`. In Megatron-Core, activations have the shape `[s, b, h]`, so each rank's tokens are contiguous and don't have to be copied before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`. The function `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py` sums the partial gradients, as you did in exercise 12.3.
 #
 # - **Padding.** If the number of tokens isn't divisible by $p$, you have to pad the text.
 #
@@ -514,7 +514,7 @@ symptoms(12)
 #
 # - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server processes many requests at a time, and each request has a new token, so the server can split these tokens across ranks. vLLM has a compiler pass that replaces each all-reduce with a reduce-scatter and an all-gather (pull request 16155, April 2025).
 #
-# - **DTensor** knows how each tensor is split, so it can sum partial gradients automatically. But if you convert a DTensor into an ordinary tensor with `to_local()`, you have to specify whether the gradient of this tensor is partial. TorchTitan forgot to specify it, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026). The next cell computes the gradients from prediction 12.b, first without the argument `grad_placements` and then with it.
+# - **DTensor** knows how each tensor is split, so it can sum partial gradients automatically. But if you convert a DTensor into an ordinary tensor with `to_local()`, you have to specify whether the gradient of this tensor is partial. TorchTitan forgot to do this, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026). The next cell computes the gradients from prediction 12.b, first without the argument `grad_placements` and then with it.
 #
 # </details>
 
@@ -549,4 +549,4 @@ from tplab.course import library
 library(12)
 
 # %% [markdown]
-# With tensor parallelism, the ranks send so many bytes that they should all be in the same machine, where the links are fastest. What if each machine held its own layers instead? Then the machines would send each other almost nothing, but at any moment, three out of four machines would have nothing to do. In the next chapter, you'll keep them busy.
+# With tensor parallelism, the ranks send so many bytes that they should all be in the same machine, where the links are fastest. What if each machine held its own layers instead? Then the machines would send each other almost nothing, but at any moment, three out of four machines would have nothing to do. In the next chapter, you'll keep all four machines busy.
