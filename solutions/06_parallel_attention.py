@@ -121,7 +121,7 @@ check("6.1", attention_splits, sharded_attention)
 #
 # GELU works on each element separately, and the softmax works on each head separately, so neither of them needs any messages. This is the attention of Megatron-LM (Shoeybi et al. 2019). Since a head can't be split, the number of *heads* must be divisible by the number of ranks.
 #
-# ![An animation of an attention layer with four heads on two ranks. In the forward pass, each rank computes the attention scores of its own two heads without any communication, and then g adds the two partial outputs. In the backward pass, f adds the two partial gradients of the input. The last frame compares the attention layer with the MLP of chapter 05. Both layers have the same structure, with one all-reduce in each pass.](pictures/attention.svg)
+# ![An animation of an attention layer with four heads on two ranks. In the forward pass, each rank computes the attention scores of its own two heads without any communication, and then g adds the two partial outputs. In the backward pass, f adds the two partial gradients of the input. The last frame marks three parts of the attention layer with the names A, GELU, and B, because the MLP of chapter 05 has the same structure.](pictures/attention.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #

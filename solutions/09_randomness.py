@@ -109,7 +109,7 @@ def same_or_different() -> dict[str, tuple[str, str]]:
 check("9.1", same_or_different)
 
 # %% [markdown]
-# The next cell starts four ranks from the same seed, and each rank draws two dropout masks. The first mask is for `after_g`, the output of the MLP after g. The second mask is for `inside`, the rank's own features inside the MLP. In the picture, the elements that are kept are filled.
+# The next cell starts four ranks from the same seed, and each rank draws two dropout masks. The first mask is for `after_g`, the output of the MLP after g. The second mask is for `inside`, the rank's own features inside the MLP. The filled elements are kept.
 
 
 # %%
@@ -130,7 +130,7 @@ viz.masks(
 #
 # ## Three streams
 #
-# So a rank needs several **streams** of random numbers. A random stream is a sequence of random numbers that starts from its own seed.
+# So a rank needs several **streams** of random numbers, and each stream starts from its own seed.
 #
 # | random stream | what's drawn from it | which ranks draw the same numbers |
 # |---|---|---|
@@ -311,7 +311,7 @@ ranks = launch(two_steps, 2)
 viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 
 # %% [markdown]
-# You may have wondered why we need a separate stream "replicated", although torch's default generator starts from the same seed on all ranks. This is the reason. Sooner or later, some code draws from the default generator on only one rank, and from then on, the ranks would drop different elements.
+# That's why we need a separate stream "replicated". Torch's default generator also starts from the same seed on all ranks, but sooner or later, some code draws from it on only one rank.
 
 # %% [markdown]
 # ## Dropout in your block
@@ -499,7 +499,7 @@ check("9.4", MixedPrecisionBlock)
 #
 # ## Run it again
 #
-# To compute gradients, the backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block saves memory by storing only its input. When the backward pass reaches the block, the block's forward pass runs a second time. This second run is called **recomputation**.
+# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block stores only its input. When the backward pass reaches the block, the block's forward pass runs a second time. This second run is called **recomputation**.
 #
 # But does the recomputation drop the same elements as the first run? With torch's default generator, it does. Before the recomputation, `torch.utils.checkpoint` restores the state that the default generator had before the first run. But what happens if dropout draws from one of your tracker's streams? Let's try both with $y = \mathrm{dropout}(x)^2$ at $x = 1$, where the correct gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
 #
