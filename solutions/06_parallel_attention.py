@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · Parallel attention
 #
-# In your MLP, no token ever looked at another token. In attention, every token looks at every other token. How could you split that without constant communication? You're about to find out that attention, like your MLP, needs only one all-reduce in the forward pass and one in the backward pass.
+# In your MLP, no token ever looked at another token. In attention, every token looks at every other token. How could you split an attention layer across ranks without constant communication? You're about to find out that attention, like your MLP, needs only one all-reduce in the forward pass and one in the backward pass.
 #
 # By the end of this chapter, your library will train a transformer block on two processes. You need chapters 04 and 05. About 75 minutes, plus 15 minutes for an optional section.
 
@@ -22,7 +22,7 @@ from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region,
 #
 # An attention **head** computes a query, a key, and a value for each token, which are vectors with $d$ elements. The dot products of a query with all the keys are called **scores**. A softmax turns the scores into weights, and the head returns the weighted sum of the values.
 #
-# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Let's try it with one query, two keys, and $d = 2$. (We won't divide the scores by $\sqrt{d}$.)
+# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Then each rank can compute only one term of every score. Let's try it with one query, two keys, and $d = 2$. (We won't divide the scores by $\sqrt{d}$.)
 
 
 # %%
@@ -37,7 +37,7 @@ halves = launch(half_a_head, 2, args=(q, k))
 viz.matrices({f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(halves)} | {"scores": k @ q})
 
 # %% [markdown]
-# The terms from both ranks add up to the correct scores, which are 0 for the first key and 1 for the second key. So the keys should get the weights $1/(1+e) = 0.27$ and 0.73.
+# If you add up the terms from both ranks, you get the correct scores, which are 0 for the first key and 1 for the second key. So the softmax should give the keys the weights $1/(1+e) = 0.27$ and 0.73.
 #
 # **Predict.** If each rank applies the softmax to its own terms instead, which key gets nearly all the weight on rank 0, and which key gets nearly all the weight on rank 1? (Write 1 or 2.) If you add up the two weights that the second key gets, what's the result, rounded to a whole number?
 
@@ -49,7 +49,7 @@ viz.matrices({f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumera
              | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)})  # fmt: skip
 
 # %% [markdown]
-# Each rank prefers a different key. As with GELU in chapter 02, you can't apply a softmax to the terms of a sum. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, the scores have $s/d$ times as many elements as the layer's output. In GPT-3, that's 16 times as many.
+# The two ranks give nearly all the weight to different keys. As with GELU in chapter 02, you can't apply a softmax to the terms of a sum. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, the scores have $s/d$ times as many elements as the layer's output. In GPT-3, that's 16 times as many.
 #
 # ## But heads ignore each other
 #
@@ -77,7 +77,7 @@ def merge_heads(y):  # [b, n, s, d] -> [b, s, n·d]
 # out = merge_heads(attend(q, k, v)) @ wo
 # ```
 #
-# As in exercise 5.1, you decide how to split the matrices and where to put the operators from chapter 03. Every rank receives the full $X$ and returns the full output. In the backward pass, every rank needs the full gradient of $X$ and the gradients of its own four shards.
+# As in exercise 5.1, you decide how to split the matrices and where to use the operators from chapter 03. Every rank receives the full $X$ and returns the full output. In the backward pass, every rank needs the full gradient of $X$ and the gradients of its own four shards.
 #
 # - `attention_splits` returns four strings, one each for $W_q$, $W_k$, $W_v$, and $W_o$. Each string is either "column" or "row".
 #
@@ -121,7 +121,7 @@ check("6.1", attention_splits, sharded_attention)
 #
 # GELU works on each element separately, and the softmax works on each head separately, so neither of them needs any messages. This is the attention of Megatron-LM (Shoeybi et al. 2019). Since a head can't be split, the number of *heads* must be divisible by the number of ranks.
 #
-# ![An animation of attention with four heads on two ranks. Each rank fills the triangles of its own two heads while nothing is sent, and g adds the two partial outputs. In the backward pass, f adds the two partial gradients. Finally, the MLP of chapter 05 appears behind the picture, with the same outline.](pictures/attention.svg)
+# ![An animation of an attention layer with four heads on two ranks. In the forward pass, each rank computes the attention scores of its own two heads without any communication, and then g adds the two partial outputs. In the backward pass, f adds the two partial gradients of the input. The last frame marks three parts of the attention layer with the names A, GELU, and B, because the MLP of chapter 05 has the same structure.](pictures/attention.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -133,7 +133,7 @@ check("6.1", attention_splits, sharded_attention)
 #
 # The projections that compute queries, keys, and values all read the same $X$. So we can stack their weights into a single matrix $[W_q; W_k; W_v]$, as in exercise 5.4, and compute one large matmul.
 #
-# **Predict.** Suppose an attention layer with $h = 32$ and 8 heads runs on four ranks, and its input has the shape `[2, 5, 32]` in float32. What's the shape of the fused weight on each rank, stored as `[out, in]`? What's the shape of a rank's `q` after `split_heads`? How many all-reduces do the forward and backward passes run in total, and how many bytes does each message contain?
+# **Predict.** Suppose an attention layer with $h = 32$ and 8 heads runs on four ranks, and its input has the shape `[2, 5, 32]` in float32. What's the shape of the fused weight on each rank, stored as `[out, in]`? What's the shape of `q` on each rank after `split_heads`? How many all-reduces do the forward and backward passes run in total, and how many bytes does each message contain?
 
 # %% predict="6.b"
 predict("6.b", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=1280)
@@ -175,15 +175,15 @@ class ParallelAttention(nn.Module):
 
 
 # %% [markdown] hints="6.2"
-# 1. Which kind of layer can leave its output sharded, and which kind can take a sharded input? A head has `d = h/n` elements, where `n` is the total number of heads. Does `d` depend on the number of ranks?
-# 2. The first layer is column-parallel and maps `h` features to `3h` features. Its weight consists of three blocks, and each rank needs a slice of every block. You told `ColumnParallelLinear` about such blocks in exercise 5.4. Which part of a rank's output contains the queries?
+# 1. Which parallel layer from chapter 04 can leave its output sharded, and which one can take a sharded input? A head has `d = h/n` elements, where `n` is the total number of heads. Does `d` depend on the number of ranks?
+# 2. The first layer is column-parallel and maps `h` features to `3h` features. Its weight consists of three blocks, and each rank needs a slice of every block. Which option of `ColumnParallelLinear` did you use for such blocks in exercise 5.4? Which part of a rank's output contains the queries?
 # 3. Create `self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, ...)` and `self.out = RowParallelLinear(hidden_size, hidden_size, ...)`, and store `self.head_dim = hidden_size // num_heads`. In `forward`, compute `q, k, v = self.qkv(x).chunk(3, dim=-1)`, call `split_heads` on each of them, then call `attend(q, k, v, causal=self.causal)`, and return `self.out(merge_heads(y))`.
 
 # %% check="6.2"
 check("6.2", ParallelAttention)
 
 # %% [markdown]
-# What else does fusing save? Let's compare your module with one that has three separate column-parallel layers.
+# Does a fused weight also save communication? Let's compare your module with a module that has three separate column-parallel layers.
 
 
 # %%
@@ -209,26 +209,26 @@ for attention_class in (ParallelAttention, ThreeLayers):
 viz.table(rows)
 
 # %% [markdown]
-# The version with three layers sends twice as much, because each of the three layers has its own f. With a single f, each rank first adds up its own three contributions to the gradient of $x$.
+# The module with three separate layers sends twice as many bytes, because each of these layers has its own f. With a fused weight, each rank first adds up its own three contributions to the gradient of $x$, and then a single f sums the results over the ranks.
 
 # %% [markdown]
 # ## Who may look at whom?
 #
-# So far, every query attends to every key. In practice, a **mask** forbids some of the keys, for two reasons.
+# So far, every query attends to every key. In practice, a **mask** determines which keys a query may attend to. There are two reasons why a query may not attend to a key.
 #
-# - **The future.** If a model writes a text from left to right, a token may only attend to itself and to earlier tokens. This is called a *causal* mask. During training, all $t$ tokens have queries. But when a model writes, it only needs queries for the newest $s$ of the $t$ tokens.
+# - **The future.** If a model generates a text from left to right, a token may only attend to itself and to earlier tokens. This is called a *causal* mask. During training, there's a query for each of the $t$ tokens. But when the model generates text, it only needs queries for the newest $s$ of the $t$ tokens.
 #
-# - **Padding.** If the texts in a batch have different lengths, we fill up the shorter ones with meaningless tokens. No query should attend to these padding tokens.
+# - **Padding.** If the texts in a batch have different lengths, the shorter texts are padded with meaningless tokens. No query should attend to these padding tokens.
 #
-# **Predict.** A text of three tokens is padded to five tokens on the *left*, and the mask is causal. How many keys may the very first query attend to? A different text has $t = 5$ tokens without padding, and only the last two tokens have queries. With PyTorch's `is_causal=True`, query $i$ sees keys 0 to $i$. How many keys does the last query see with `is_causal=True`? How many keys should it see?
+# **Predict.** A text of three tokens is padded to five tokens on the *left*, and the mask is causal. How many keys may the very first query attend to? A different text has $t = 5$ tokens without padding, and only the last two tokens have queries. With PyTorch's `is_causal=True`, query $i$ attends to keys 0 to $i$. How many keys does the last query attend to with `is_causal=True`? How many keys should the last query attend to?
 
 # %% predict="6.c"
 predict("6.c", padded=0, is_causal=2, right=5)
 
 # %% [markdown] task="6.3" title="Who may attend to whom" difficulty=3 minutes=9
-# Write a function that returns the mask, and a softmax that respects the mask.
+# Write two functions. One of them returns the mask, and the other one computes a softmax with this mask.
 #
-# - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of them.
+# - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of these tokens.
 #
 # - `attention_weights` returns the weights of all the keys, computed with a softmax over the keys that the mask allows. All other keys get a weight of exactly 0. A query that may not attend to any key gets a weight of 0 for every key, and no gradient may turn into a NaN.
 
@@ -259,17 +259,17 @@ def attention_weights(q, k, mask):
 
 
 # %% [markdown] hints="6.3"
-# 1. With `s = 2` and `t = 5`, write the causal mask on paper. The last query belongs to the last token, so what does its row look like? Then think about the softmax: which score has an exponential of exactly 0? What does the softmax return if every score in a row has that value?
-# 2. `tensor.tril(diagonal)` keeps the lower triangle, and its argument moves the diagonal to the right. To combine padding `[b, t]` with a mask `[1, 1, s, t]`, insert two dimensions with `padding[:, None, None, :]`. For the softmax, fill the forbidden scores with `-torch.inf`. A row without any allowed key then becomes NaN, so replace these NaNs afterward.
+# 1. Write down the causal mask for `s = 2` and `t = 5`. The last query belongs to the last token, so what does the last row of the mask look like? Then think about the softmax. Which score has an exponential of exactly 0? What does the softmax return if every score in a row has that value?
+# 2. `tensor.tril(diagonal)` keeps the lower triangle of a matrix, and its argument shifts the diagonal to the right. To combine padding `[b, t]` with a mask `[1, 1, s, t]`, insert two dimensions with `padding[:, None, None, :]`. For the softmax, fill the forbidden scores with `-torch.inf`. If a query may not attend to any key, its whole row of weights becomes NaN, so replace these NaNs afterward.
 # 3. The mask is `torch.ones(1, 1, s, t, dtype=torch.bool, device=device).tril(t - s)`, combined with `~padding[:, None, None, :]`. The weights are `scores.masked_fill(~mask, -torch.inf).softmax(-1).masked_fill(~mask, 0.0)`. The second `masked_fill` also stops the gradient at the forbidden keys.
 
 # %% check="6.3"
 check("6.3", attention_mask, attention_weights)
 
 # %% [markdown]
-# Does it matter if the queries of padding tokens get NaN weights? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, which the loss ignores.
+# Does it matter if the attention weights of padding tokens' queries are NaN? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, which the loss ignores.
 #
-# **Predict.** If the two padding queries get NaN weights, is the loss NaN? Is any element of $dW_o$ NaN? What share of the elements of $dx$ is NaN in the *unpadded* text, and what share is NaN in the padded text? (Write numbers between 0 and 1.)
+# **Predict.** If the queries of the two padding tokens get NaN weights, is the loss NaN? Is any element of $dW_o$ NaN? What share of the elements of $dx$ is NaN in the *unpadded* text, and what share is NaN in the padded text? (Write numbers between 0 and 1.)
 
 # %% predict="6.d"
 predict("6.d", loss=False, dWo=True, dx_unpadded=0, dx_padded=1)
@@ -297,13 +297,13 @@ viz.table([{"share of NaNs": name} | nans(weights_of)
            for name, weights_of in {"softmax alone": nan_weights, "yours": attention_weights}.items()])  # fmt: skip
 
 # %% [markdown]
-# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. This really happens with PyTorch's `nn.MultiheadAttention`, which returns NaNs for a query without any allowed key unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
+# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. This bug really occurs in PyTorch's `nn.MultiheadAttention`, which returns NaNs for a query without any allowed key unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
 #
-# Tensor parallelism doesn't change the mask at all. Every rank has all the tokens, so every rank uses the same mask for its own heads.
+# With tensor parallelism, the mask stays the same. Every rank has all the tokens, so every rank uses the same mask for its own heads.
 #
 # ## Two texts
 #
-# In a translation model, an encoder reads a text, and a decoder writes its translation. Every token of the decoder also looks at the encoder's output, which is called the **memory**. In this **cross-attention**, the queries come from the decoder's tokens $x$, and the keys and values come from the memory.
+# In a translation model, an encoder reads a text, and a decoder generates its translation. Every token of the decoder attends to the encoder's output, which is called the **memory**. This kind of attention is called **cross-attention**. Its queries come from the decoder's tokens $x$, and its keys and values come from the memory.
 #
 # **Predict.** Suppose the decoder's tokens $x$ are a tensor with 320 elements, and the memory is a tensor with 448 elements. If you fuse as many weights as possible, how many elements does each all-reduce send? Write one tuple for the forward pass and one for the backward pass, with the smallest message first.
 
@@ -311,7 +311,7 @@ viz.table([{"share of NaNs": name} | nans(weights_of)
 predict("6.e", forward=(320,), backward=(320, 448))
 
 # %% [markdown] task="6.4" title="Cross-attention" difficulty=2 minutes=8
-# Write cross-attention with three layers called `self.q`, `self.kv`, and `self.out`. Every token of the decoder may attend to all tokens of the memory that aren't padding. The two texts may differ in length.
+# Write a cross-attention module with three layers called `self.q`, `self.kv`, and `self.out`. Every token of the decoder may attend to all tokens of the memory that aren't padding. The decoder's text and the memory may have different lengths.
 #
 # As before, raise a `ValueError` if the number of heads isn't divisible by the number of ranks. Your functions from exercise 6.3 will help.
 
@@ -346,7 +346,7 @@ class ParallelCrossAttention(nn.Module):
 
 
 # %% [markdown] hints="6.4"
-# 1. Which of the three projections read the same input? Only these can share a weight. In the backward pass, the decoder's tokens and the memory each need a full gradient. Which two layers add up the ranks' contributions to these gradients for you?
+# 1. Which of the three projections for queries, keys, and values read the same input? Only these projections can share a weight. In the backward pass, every rank needs the full gradient of the decoder's tokens and the full gradient of the memory. Each of these two gradients is a sum over the ranks. Which of your three layers compute these sums for you?
 # 2. `self.kv` is column-parallel and stacks two matrices, so which `stride` does it need? Compute the queries from `x`, and the keys and values from `memory`. Since `s` and `t` differ, take both from the shapes of `q` and `k`.
 # 3. Use `ColumnParallelLinear(hidden_size, hidden_size, ...)` for `self.q`, `ColumnParallelLinear(hidden_size, 2 * hidden_size, stride=2, ...)` for `self.kv`, and `RowParallelLinear` for `self.out`. In `forward`, build the mask with `attention_mask(s, t, padding=memory_padding, device=x.device)`, and multiply `attention_weights(q, k, mask)` by `v`.
 
@@ -354,7 +354,7 @@ class ParallelCrossAttention(nn.Module):
 check("6.4", ParallelCrossAttention)
 
 # %% [markdown]
-# Cross-attention needs an f for each of its two inputs. If you forget to pass the memory through f, the loss is correct, and so are all of the decoder's gradients. Only the encoder gets a wrong gradient.
+# Cross-attention needs an f for each of its two inputs. If you forget to pass the memory through f, the loss is still correct, and so are all gradients in the decoder. Only the gradients in the encoder are wrong.
 #
 # ## Train a block
 #
@@ -453,13 +453,13 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
 
 # %% [markdown]
-# If you see only one curve, that's because both curves are identical.
+# You can only see one of the two curves, because they're identical.
 #
 # ## Fewer keys than ranks
 #
-# When a model writes, it keeps the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads may share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). If *all* query heads share the same key head and value head, it's called **multi-query attention** (Shazeer 2019).
+# When a model generates text, it keeps the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads may share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). If *all* query heads share the same key head and value head, it's called **multi-query attention** (Shazeer 2019).
 #
-# Below, each rank reports which heads it holds. What happens if there are more ranks than key heads?
+# In the next cell, each rank prints which heads it holds. What happens if there are more ranks than key heads?
 
 # %%
 from tplab.tensor import QKVParallelLinear
@@ -484,7 +484,7 @@ viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 2
 # %% [markdown]
 # A head can't be split, so several ranks hold **copies** of the same key head. But each copy is only used by the queries on its own rank.
 #
-# **Predict.** Two ranks hold copies of the only key head and value head. There's one f in front of all three projections, as in your `ParallelAttention`, but nothing keeps the copies in sync. Which of the tensors in the next cell are correct after the first backward pass? (Write `True` or `False`.)
+# **Predict.** Two ranks hold copies of the only key head and value head. There's one f before all three projections, as in your `ParallelAttention`, but nothing keeps the copies in sync. Which of the tensors in the next cell are correct after the first backward pass? (Write `True` or `False`.)
 
 # %% predict="6.g"
 predict("6.g", out=True, dWq=True, dWk=False, dx=True)
@@ -492,7 +492,7 @@ predict("6.g", out=True, dWq=True, dWk=False, dx=True)
 # %% [markdown]
 # ## Fix it
 #
-# The BigCode project, which trained StarCoder, added multi-query attention to its own version of Megatron-LM. The developers knew that each rank had a copy of the shared weights, so they summed the gradients of these weights across ranks. Still, if they split a model across several ranks, its loss exploded after a few thousand steps. After 5,000 steps, a small model had a loss of 3.74 instead of 2.64. And yet, when the developers printed the copies at step 2400, the copies were "perfectly in sync" (bigcode-project/Megatron-LM issue 35, March 2023). The next cell contains the same mistake.
+# The BigCode project, which trained StarCoder, added multi-query attention to its own version of Megatron-LM. Each rank had a copy of the shared weights, so the developers summed the gradients of these weights across ranks. Still, whenever they split a model across several ranks, its loss exploded after a few thousand steps. For example, a small model had a loss of 3.74 after 5,000 steps, although the correct loss was 2.64. And yet, when the developers printed the copies of the shared weights at step 2400, the copies were "perfectly in sync" (bigcode-project/Megatron-LM issue 35, March 2023). The next cell contains the same bug.
 
 
 # %%
@@ -539,15 +539,15 @@ def measured(attention_class, p, *names):
 viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copies apart") for p in (1, 2)])
 
 # %% [markdown]
-# The first loss is correct, the model learns, and the copies are identical. Would you have noticed a mistake?
+# The first loss is correct, the model learns, and the copies of the shared weights are identical. Would you have noticed that something is wrong?
 #
-# **Predict.** Look for the two f's in the code above. Which of the tensors in the next cell are correct after the first backward pass on two ranks?
+# **Predict.** Where does the code above call f? Which of the tensors in the next cell are correct after the first backward pass on two ranks?
 
 # %% predict="6.h"
 predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
 # %% [markdown] task="6.5" title="Fix multi-query attention" difficulty=4 minutes=13
-# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is fine, so you only have to decide where the f's go. There are two right answers, which send different numbers of bytes. The check accepts both answers, as long as they don't send any unnecessary bytes.
+# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is correct, so you only have to decide where to call f. There are two right answers, which send different numbers of bytes. The check accepts both answers, as long as they don't send any unnecessary bytes.
 
 
 # %% exercise="6.5"
@@ -585,9 +585,9 @@ class MultiQueryAttention(nn.Module):
 
 
 # %% [markdown] hints="6.5"
-# 1. Follow the gradient backward from `k` and `v` on one rank. Which queries contributed to this gradient? So is the gradient of `kv` complete, or is it only one term of a sum? Then follow the gradient further, into `self.kv.weight` and into `x`. At which of these two places does the broken version add up the terms?
-# 2. You can add up the ranks' terms before they reach the matmul, or after it. If you add them up *before* the matmul (at `kv`), the gradients that leave the matmul are already complete. If you add them up *after* the matmul, you have to do this for both inputs of the matmul, `x` and the weight.
-# 3. For the first fix, write `x = copy_to_region(x, self.group)` at the top, and use this `x` for the queries as well as for `kv`. Keep the f on the weight. For the second fix, keep the f in front of the queries, remove the f on the weight, and write `kv = copy_to_region(F.linear(x, self.kv.weight), self.group)`.
+# 1. Follow the gradient backward from `k` and `v` on one rank. Which queries contributed to this gradient? So is the gradient of `kv` complete, or is it only one term of a sum over the ranks? Then follow the gradient further, into `self.kv.weight` and into `x`. At which of these two places does the broken version add up the terms?
+# 2. In the backward pass, you can add up the ranks' terms before the gradient reaches the matmul, or after it has passed the matmul. If you add up the terms of the gradient of `kv`, the matmul turns it into complete gradients of its two inputs. Otherwise, you have to add up the terms for both inputs of the matmul, which are `x` and the weight.
+# 3. For the first fix, write `x = copy_to_region(x, self.group)` at the top, and use this `x` for the queries as well as for `kv`. Keep the f on the weight. For the second fix, keep the f before the projection of the queries, remove the f on the weight, and write `kv = copy_to_region(F.linear(x, self.kv.weight), self.group)`.
 
 # %% check="6.5"
 check("6.5", MultiQueryAttention)
@@ -599,7 +599,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Now you can see what really went wrong. With the broken code, each rank computes a different $dx$, so every layer *before* the attention gets a different gradient on each rank. Only the gradients of the copies were summed, so only the copies stayed equal. Your detector from exercise 5.3, which compares *all* replicated parameters, would have noticed the mistake after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
+# Now you can see what really went wrong. With the broken code, each rank computes a different $dx$, so the parameters of every layer *before* the attention get different gradients on each rank. The developers had summed only the gradients of the shared weights, so only the shared weights stayed equal. Your detector from exercise 5.3, which compares *all* replicated parameters, would have noticed the bug after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
 #
 # **Predict.** Besides the message for $dx$, the first fix sends the gradient of the shared weight `[2d, h]`, and the second fix sends the gradient of `kv` `[b, s, 2d]`. How many elements do these two gradients have for $b \cdot s = 4096$ tokens, $h = 1024$, and $d = 64$?
 
@@ -609,9 +609,9 @@ predict("6.i", weight=131072, keys_and_values=524288)
 # %% [markdown]
 # ## Break it
 #
-# Weights aren't the only things that belong to a head. With ALiBi, each head subtracts its own **slope** times the distance between query and key from its scores. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of its own (bigscience-workshop/Megatron-DeepSpeed issue 227).
+# Weights aren't the only tensors that belong to a head. With ALiBi, each head has a number called its **slope**. The head multiplies the slope by the distance between a query and a key, and subtracts the result from their score. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of the slopes of its own heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
 #
-# **Predict.** Suppose four ranks hold one head each. How many of the ranks compute their head correctly? Which slope does rank 3 use?
+# **Predict.** Suppose four ranks hold one head each, and every rank uses the slope of the first head. How many of the ranks compute their head correctly? Which slope does rank 3 use?
 
 # %% predict="6.j"
 predict("6.j", correct_ranks=1, slope_of_rank_3=0.25)
@@ -636,7 +636,7 @@ def wrong_slopes():
 viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(wrong_slopes, 4))])
 
 # %% [markdown]
-# So if you split the heads, you have to slice everything else that belongs to a head in the same way.
+# So if you split the heads across ranks, you have to split everything else that belongs to a head in the same way, such as its slope.
 
 # %%
 symptoms(6)
@@ -644,7 +644,7 @@ symptoms(6)
 # %% [markdown]
 # ## Write with a cache (optional)
 #
-# When a model writes, each step only computes the queries, keys, and values of the *new* tokens. The older keys and values come from the cache. Each rank caches the keys and values of its own heads.
+# When a model generates text, each step only computes the queries, keys, and values of the *new* tokens. The older keys and values come from the cache. Each rank caches the keys and values of its own heads.
 #
 # **Predict.** Llama 3 70B has 80 layers, 64 query heads, 8 key and value heads, and $d = 128$. For one text of 8,192 tokens with 2 bytes per element, how many GiB does the cache take up on each rank, for $p = 1$, 8, and 16?
 
@@ -652,7 +652,7 @@ symptoms(6)
 predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 
 # %% [markdown]
-# So with 16 ranks, each rank's cache is as large as with 8 ranks. The function below computes queries, keys, and values with **rotary positions** (Su et al. 2021). This method rotates queries and keys by an angle that depends on the token's position, so that a score only depends on how far apart two tokens are. Each rank rotates its own heads.
+# So with 16 ranks, each rank's cache is as large as with 8 ranks. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021). This method rotates queries and keys by an angle that depends on the token's position, so a score only depends on the distance between two tokens. Each rank rotates the queries and keys of its own heads.
 
 # %% tags=["setup"]
 from tplab.tensor import rotary_angles, rotate
@@ -670,7 +670,7 @@ def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k
 #
 # - `KVCache(attention, batch_size, max_length)` creates `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`, and sets `length` to 0.
 #
-# - `append(keys, values)` writes new tokens after the cached ones and returns everything cached so far, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
+# - `append(keys, values)` writes the keys and values of new tokens into the cache, after those of the earlier tokens. It returns all the keys and values that are now in the cache, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
 #
 # - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3. The first query heads share key head 0, the next query heads share key head 1, and so on.
 #
@@ -719,9 +719,9 @@ def attend_next(attention, x, cache):
 
 
 # %% [markdown] hints="6.6"
-# 1. The new tokens go to positions `length` to `length + s - 1`. Do you have to read `cache.length` before or after you append, to get the position of the first new token? Each key head serves several query heads. Which query heads belong to the first key head?
-# 2. In `append`, compute `stop = self.length + keys.shape[2]`, check that it isn't larger than `max_length`, write into slices, and return slices up to `stop`. In `attend_next`, get `q`, `k`, and `v` from `qkv_at`, append, repeat every key and value head for its queries, build a causal mask, and finish with `merge_heads` and `attention.out`.
-# 3. Write with `self.keys[:, :, self.length : stop] = keys`. Call `qkv_at(attention, x, cache.length)` before you append. Repeat with `part.repeat_interleave(q.shape[1] // k.shape[1], dim=1)`, and use `attention_mask(q.shape[2], k.shape[2], causal=True, device=x.device)`.
+# 1. The new tokens have the positions `length` to `length + s - 1`. To get the position of the first new token, do you have to read `cache.length` before or after you append? Each key head serves several query heads. Which query heads belong to the first key head?
+# 2. In `append`, compute `stop = self.length + keys.shape[2]`, check that it isn't larger than `max_length`, write into slices, and return slices up to `stop`. In `attend_next`, get `q`, `k`, and `v` from `qkv_at`, and append `k` and `v` to the cache. Repeat every key and value head for its queries, build a causal mask, and finish with `merge_heads` and `attention.out`.
+# 3. In `append`, write the new keys with `self.keys[:, :, self.length : stop] = keys`. In `attend_next`, call `qkv_at(attention, x, cache.length)` before you append. Repeat the heads with `part.repeat_interleave(q.shape[1] // k.shape[1], dim=1)`, and use `attention_mask(q.shape[2], k.shape[2], causal=True, device=x.device)`.
 
 # %% check="6.6"
 check("6.6", KVCache, attend_next)
@@ -751,15 +751,15 @@ viz.table(
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, vLLM, and the same bugs elsewhere</summary>
 #
-# - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. Megatron-Core orders the rows of the fused weight by group, and each group consists of several query heads, one key head, and one value head. That way, an ordinary split is correct, and there's no need for a stride.
+# - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. Megatron-Core orders the rows of the fused weight by group, where a group consists of several query heads, one key head, and one value head. With this order, an ordinary split by rows is correct, and there's no need for a stride.
 #
-# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. When a user of Colossal-AI reported such a split in 2022 (issue 817), the first reply recommended the new functions for checkpoints, and a later reply asked for an example of what would go wrong.
+# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. When a user of Colossal-AI reported such a split in 2022 (issue 817), the first reply recommended the library's new functions for checkpoints, and a later reply asked for an example of what would go wrong.
 #
-# - **Splitting a head** is possible, but it needs more communication. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. When its developers gave each rank a copy of a complete head instead, the time per step went down from 3.1 ms to 1.6 ms (tpu-inference pull request 2661).
+# - **Splitting a head** is possible, but it needs more communication. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Then its developers gave each rank a copy of a complete head instead, and the time per step went down from 3.1 ms to 1.6 ms (tpu-inference pull request 2661).
 #
-# - **Copies whose gradients aren't summed** still occur, too. In DeepSeek's multi-head latent attention, all heads share a key for positions, so each rank has a copy of this key. In Megatron-LM, each copy only got the gradient from its own rank's heads (pull request 6839, open since August 2026). The fix is an f.
+# - **Copies whose gradients aren't summed** still occur, too. In DeepSeek's multi-head latent attention, all heads share a key for positions, so each rank has its own copy of this key. In Megatron-LM, each copy only got the gradient from its own rank's heads (pull request 6839, open since August 2026). The proposed fix adds the missing f.
 #
-# - **PyTorch** can do without the fused weight. If you prepare the input of the whole attention module, DTensor adds up the three contributions to $dx$ before it sends them. The next cell counts the all-reduces with and without this preparation.
+# - **PyTorch** can do without the fused weight. If you prepare the input of the whole attention module, DTensor adds up the three contributions to $dx$ on each rank before it sends them. The next cell counts the all-reduces with and without this preparation.
 #
 # </details>
 
@@ -807,4 +807,4 @@ from tplab.course import library
 library(6)
 
 # %% [markdown]
-# Your block takes vectors, but where do the first vectors come from? They come from a table with one row per token of the vocabulary. The table of the smallest GPT-2 has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of its blocks, and so far every rank would have to store all of them. How do you split a table?
+# The input of your block is a vector for each token, but where do these vectors come from? They come from a table with one row per token of the vocabulary. The table of the smallest GPT-2 has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of its blocks, and so far every rank would have to store all of them. How do you split a table?

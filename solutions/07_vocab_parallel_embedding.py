@@ -9,9 +9,9 @@
 # %% [markdown]
 # # 07 · The vocabulary-parallel embedding
 #
-# In many language models, the two largest matrices aren't in any layer. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split them so that *both* ends are cheap? One obvious split is perfect at one end and a disaster at the other. And the split that everybody uses has a trap, because it hides errors that would crash a single process.
+# In many language models, the two largest matrices aren't in any layer. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split these two matrices so that *both* ends of the model need little communication? One obvious split is perfect at one end and a disaster at the other. And the split that everybody uses has a trap, because it hides errors that would crash a single process.
 #
-# By the end of this chapter, your library will have both ends of a language model. You need chapters 03 and 04. About 75 minutes.
+# By the end of this chapter, your library will contain an embedding and an output layer. You need chapters 03 and 04. About 75 minutes.
 
 # %% tags=["setup"]
 import math
@@ -26,7 +26,7 @@ from tplab.course import check, predict, show_failure, symptoms
 from tplab.tensor import copy_to_region, gather_from_region, record_token, reduce_from_region, scatter_to_region
 
 # %% [markdown]
-# Here's why you should care. If every GPU stored both matrices of Llama 3 405B in full, they would fill most of its 80 GB, and not a single layer would be stored yet:
+# Here's why you should care. If every GPU stored both matrices of Llama 3 405B in full, these two matrices alone would fill most of the GPU's 80 GB:
 
 
 # %%
@@ -65,20 +65,20 @@ ids = [WORDS.index(word) for word in sentence]
 viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tokens=sentence)
 
 # %% [markdown]
-# Each rank computes one term of a sum, and g adds up the terms. For each token, only one rank contributes a vector, and the other rank contributes zeros.
+# Each rank computes one term of a sum, and g adds up the terms. For each token, only the rank that holds the token's row contributes a vector, and the other rank contributes zeros.
 #
 # ## The other end
 #
-# At the end, the model has a vector $y$ for each position and has to decide which token comes next. So for every token of the vocabulary, the model computes a score, which is called a **logit**. The logit is the dot product of $y$ with a vector that belongs to the token. A vector for each token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. The two ends are then called **tied**.
+# At the end of a model, there's a vector $y$ for each position in the text, and the model has to predict which token comes next. So for every token of the vocabulary, the model computes a score, which is called a **logit**. To compute a token's logit, you need one vector per token of the vocabulary, because the logit is the dot product of $y$ with this vector. One vector per token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. The embedding and the output layer are then called **tied**.
 
 # %% [markdown] task="7.1" title="One table, two jobs" difficulty=3 minutes=14
-# Split the table so that the two ends together send as few bytes as possible. The vocabulary is much larger than the hidden size, $v \gg h$.
+# Split the table so that the embedding and the output layer together send as few bytes as possible. The vocabulary is much larger than the hidden size, $v \gg h$.
 #
 # - `table_split` returns "rows" or "columns".
 #
 # - `look_up` receives the one-hot vectors of all tokens and this rank's shard of $E$. Every rank returns the vectors $X$ of all tokens.
 #
-# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. Return all the logits or only the logits of this rank's own tokens, whichever is cheaper.
+# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. Either return all the logits or only the logits of this rank's own tokens, whichever needs fewer bytes.
 #
 # You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. The one-hot vectors don't need a gradient, because they're made from integers. The check counts the messages of each function.
 
@@ -108,7 +108,7 @@ def scores(y, e):
 
 
 # %% [markdown] hints="7.1"
-# 1. There are only two ways to split the table, so work out both of them on paper. If you split `E` by rows, what's the shape of a rank's shard of `Eᵀ`, and is the second matmul column-parallel or row-parallel? What if you split `E` by columns? Then compare the largest tensors that have to be summed or gathered. Remember that `v` is much larger than `h`.
+# 1. There are only two ways to split the table, so work out both of them on paper. If you split `E` by rows, what's the shape of a rank's shard of `Eᵀ`, and is the second matmul column-parallel or row-parallel? What changes if you split `E` by columns? Then compare the largest tensors that the ranks have to sum or gather. Remember that `v` is much larger than `h`.
 # 2. With one of the splits, every rank gets a term of *all* the logits, so the ranks would have to all-reduce a tensor of shape `[b, s, v]`. With the other split, every rank gets complete logits for some of the tokens and doesn't have to send anything in the forward pass. Which operator does this second matmul need for the backward pass, where each rank only computes its own contribution to `dY`?
 # 3. Split by rows. In `look_up`, multiply `scatter_to_region(one_hot)` by `e`, and add up the terms with `reduce_from_region`. In `scores`, return `copy_to_region(y) @ e.T`.
 
@@ -120,9 +120,9 @@ check("7.1", table_split, look_up, scores)
 #
 # $$X = \sum_r \mathrm{onehot}_r\, E_r \qquad\qquad Y E^\top = [\,Y E_0^\top,\; Y E_1^\top\,]$$
 #
-# For the look-up alone, columns would have been *better*, because an all-gather of the vectors sends only half as much as an all-reduce. But at the other end, splitting by columns is a disaster, because every rank only gets one term of every logit, so the ranks have to sum all the logits.
+# For the look-up alone, a split by columns would have been *better*, because an all-gather of the vectors sends only half as much as an all-reduce. But for the output layer, a split by columns is a disaster. Every rank only gets one term of every logit, so the ranks have to sum all the logits.
 #
-# **Predict.** Suppose $v = 10h$. In both passes and at both ends together, how many elements do the messages contain, as a multiple of $b \cdot s \cdot h$? Write one number for rows and one for columns. (With a split by columns, slicing $Y$ is free in the forward pass, but the ranks have to gather the gradient of $Y$ in the backward pass.)
+# **Predict.** Suppose $v = 10h$. If you add up all the messages of the embedding and the output layer in both passes, how many elements do these messages contain, as a multiple of $b \cdot s \cdot h$? Write one number for a split by rows and one for a split by columns. (With a split by columns, slicing $Y$ is free in the forward pass, but the ranks have to gather the gradient of $Y$ in the backward pass.)
 
 # %% predict="7.a"
 predict("7.a", rows=2, columns=12)
@@ -153,13 +153,13 @@ viz.table([launch(both_ends, 2, args=(split,))[0] for split in ("rows", "columns
 # %% [markdown]
 # ## No one-hot vectors, please
 #
-# **Predict.** The smallest version of GPT-2 has a vocabulary of 50,257 tokens and a hidden size of 768. For a text of 1,024 tokens in float32, how many megabytes do the one-hot vectors take up? How many megabytes do the vectors from the table take up? (A megabyte is a million bytes. Round to whole numbers.)
+# **Predict.** The smallest version of GPT-2 has a vocabulary of 50,257 tokens and a hidden size of 768. For a text of 1,024 tokens in float32, how many megabytes do the one-hot vectors take up? How many megabytes do the vectors from the embedding table take up? (A megabyte is a million bytes. Round to whole numbers.)
 
 # %% predict="7.b"
 predict("7.b", one_hot_MB=206, vectors_MB=3)
 
 # %% [markdown]
-# A one-hot vector only tells us which row to copy, so let's just copy this row. Suppose that a rank holds rows `start` to `stop - 1`. An id in this range belongs to row `id - start` of its shard. All other ids are **foreign**, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so a foreign id first gets *some* row that does exist. Afterward, its vector is replaced by zeros.
+# Multiplying the table by a one-hot vector only copies a single row, so let's copy this row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. The row of an id in this range is row `id - start` of the rank's shard. All other ids are **foreign**, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign id, the rank first looks up *some* row that does exist. Afterward, it replaces the vector of the foreign id with zeros.
 #
 # **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the ids 5 and 2, and for a foreign id, it looks up row 0. Which two rows of *its own shard* does rank 1 look up? For each of the two ids, what does rank 1 contribute to the first element of the vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
 
@@ -169,7 +169,7 @@ predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
 # %% [markdown] task="7.2" title="The masked look-up" difficulty=3 minutes=12
 # Write the look-up without one-hot vectors. Your function should work for ids of any shape, and it mustn't change `ids`, because the caller still needs them.
 #
-# Some models fill up short texts with a meaningless token, whose vector must not get a gradient. If the vector of this token is in this rank's shard, `padding_row` is its row number in the shard. You can simply pass it on with `F.embedding(rows, weight, padding_row)`.
+# Some models pad short texts with a meaningless token, whose vector must not get a gradient. If this token's row is in this rank's shard, `padding_row` is the number of the row in the shard. You can simply pass `padding_row` on to PyTorch with `F.embedding(rows, weight, padding_row)`.
 
 
 # %% exercise="7.2"
@@ -185,7 +185,7 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 
 
 # %% [markdown] hints="7.2"
-# 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the ids 2, 3, 5, and 6 are foreign? Write a condition for a single id first. Then decide which row you look up for each of the four ids. Do you have to replace the vectors of foreign ids by zeros before or after the sum?
+# 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the ids 2, 3, 5, and 6 are foreign? First write a condition that tells you whether a single id is foreign. Then decide which row you look up for each of the four ids. Do you have to replace the vectors of foreign ids with zeros before or after the sum over the ranks?
 # 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need `masked_fill` twice, before the look-up for the row numbers and after the look-up for the vectors. Which shape does the mask need when you apply it to the vectors?
 # 3. Compute `rows = (ids - start).masked_fill(foreign, 0)`, then `vectors = F.embedding(rows, weight, padding_row)`, then `vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)`, and return `reduce_from_region(vectors, group)`.
 
@@ -193,11 +193,11 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 check("7.2", parallel_lookup)
 
 # %% [markdown]
-# The backward pass doesn't need any messages. Every rank already has the full gradient of $X$, and it adds the gradients of its own tokens to the rows of its shard. But doesn't row 0 also get a gradient for every foreign id? A reviewer of DeepSeek-V3's inference code suspected this (pull request 834). It doesn't, because the second `masked_fill` replaces the vectors of foreign ids, so their gradients stop there.
+# The backward pass of the look-up doesn't need any messages. Every rank already has the full gradient of $X$, and it adds the gradients of its own tokens to the rows of its shard. But doesn't row 0 also get a gradient for every foreign id? A reviewer of DeepSeek-V3's inference code suspected this (pull request 834). But row 0 doesn't get these gradients. The second `masked_fill` replaces the vectors of foreign ids with zeros, so no gradient flows back through them.
 #
 # ## A vocabulary that can't be divided
 #
-# GPT-2's vocabulary has 50,257 tokens, which is an odd number. If one rank had more rows than the others, the look-up would still work. But at the other end, ranks with fewer rows would have to wait for the others, and a gather needs shards of equal size. So we append rows that don't belong to any token, which are called **padding**, until every rank has the same number of rows. We also want each rank to have a multiple of 128 rows, because matmuls of such sizes are efficient on a GPU (Shoeybi et al. 2019).
+# GPT-2's vocabulary has 50,257 tokens, which is an odd number. If one rank had more rows than the others, the look-up would still work. But in the output layer, the ranks with fewer rows would have to wait for the others, and a gather needs shards of equal size. So we append rows that don't belong to any token, until every rank has the same number of rows. These additional rows are called **padding**. We also want each rank to have a multiple of 128 rows, because matmuls of such sizes are efficient on a GPU (Shoeybi et al. 2019).
 
 
 # %% tags=["setup"]
@@ -227,7 +227,7 @@ viz.table([{"vocabulary": name, "tokens": size, "rows on 8 ranks": pad_vocab_siz
 #
 # ## Fix it
 #
-# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and the example crashed. On two GPUs, it ran just fine (NVIDIA/Megatron-LM issue 2459, still open in fall 2026, and issue 1038 from August 2024). The example's data contains ids up to 4,095, although the vocabulary of its model has only 100 tokens, and Megatron-LM masks foreign ids only if there's more than one rank. So do vLLM and SGLang.
+# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and the example crashed. On two GPUs, the same example ran just fine (NVIDIA/Megatron-LM issue 2459, still open in fall 2026, and issue 1038 from August 2024). The example's data contains ids up to 4,095, although the vocabulary of its model has only 100 tokens. Megatron-LM doesn't mask foreign ids on a single GPU, so the look-up fails. On several GPUs, it does mask foreign ids, and the wrong ids are masked as well. The libraries vLLM and SGLang work in the same way.
 #
 # **Predict.** What happens if you look up the id 12 in our vocabulary of ten words, first with `F.embedding` in a single process and then with your `parallel_lookup` on two ranks? (Write "IndexError", "zeros", or "a row".)
 
@@ -262,17 +262,17 @@ for number in (7, 12, -3, 10):
 viz.table(rows)
 
 # %% [markdown]
-# You get zeros without any warning, and the training goes on. That's the price of the mask, because a rank that doesn't have a row assumes that another rank has it. The id 10 is even worse. On four ranks, our table of ten words is padded to twelve rows, so the id 10 finds a row of padding and trains it. Everything works until a checkpoint stores only the ten real rows.
+# You get zeros without any warning, and the training goes on. This is the price of the mask. A rank that doesn't have the row of an id assumes that another rank has it. The id 10 is even worse. On four ranks, our table of ten words is padded to twelve rows, so the id 10 finds a padding row, and the model trains this row. You won't notice anything until you load a checkpoint, which stores only the ten real rows.
 #
-# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But that would silence the only case that raises an error! SGLang's developers had a similar crash. In about 1% of its runs, one of their tests drew the id 32,000, although their vocabulary had only 32,000 tokens. They fixed the test, and they also added a check of the ids (pull request 27482, June 2026).
+# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But then not even a single GPU would raise an error anymore! SGLang's developers had a similar crash. In about 1% of its runs, one of their tests drew the id 32,000, although their vocabulary had only 32,000 tokens. The developers fixed the test, and they also added a check that raises an error for such ids (pull request 27482, June 2026).
 
 # %% tags=["setup"]
 from tplab.tensor import Block, Sharding, init_parameter
 
 # %% [markdown] task="7.3" title="Fix the id that no rank has" difficulty=3 minutes=12
-# The module below is complete, except that it doesn't check the ids. Fix `forward`. For any id outside the vocabulary, `forward` should raise an `IndexError` whose message names the id and its position, with one number per dimension of `ids`, as in `id 12 at [0, 3]`.
+# The module below is complete, except that it doesn't check the ids. Fix `forward`. For any id outside the vocabulary, `forward` should raise an `IndexError` whose message names the id and its position in `ids`, as in `id 12 at [0, 3]`. A position has one number per dimension of `ids`.
 #
-# If several ids are wrong, naming one of them is enough. You decide which ranks look for wrong ids and when they raise the error, but no rank may be left waiting for the others. An empty tensor of ids is valid.
+# If several ids are wrong, naming one of them is enough. You decide which ranks look for wrong ids and when they raise the error, but no rank may wait forever for a rank that has raised an error. An empty tensor of ids is valid.
 #
 # (Don't confuse the two kinds of padding: `padding_idx` is a token, with an id and a row of its own.)
 
@@ -319,8 +319,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 # %% [markdown] hints="7.3"
-# 1. Which ids should be valid, those with a row on this rank, those with a row in the padded table, or those of the vocabulary? Which ids does each rank know before anything is sent? If only some of the ranks raise an error, which collective are the other ranks stuck in?
-# 2. Every rank has the same ids, so every rank can check all of them before the look-up. `wrong = (ids < 0) | (ids >= self.num_embeddings)` marks the invalid ones. In `wrong.nonzero()`, each row is the position of a `True`.
+# 1. Which ids should be valid: those with a row on this rank, those with a row in the padded table, or those of the vocabulary? Which ids does each rank know before anything is sent? If only some of the ranks raise an error, which collective do the other ranks get stuck in?
+# 2. Every rank has the same ids, so every rank can check all of them before the look-up. `wrong = (ids < 0) | (ids >= self.num_embeddings)` is `True` for every invalid id. `wrong.nonzero()` returns a tensor with one row per invalid id, and each row contains the position of this id.
 # 3. If `wrong.any()`, let `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"id {ids[tuple(place)].item()} at {place} isn't in the vocabulary")`. Otherwise, return the look-up as before.
 
 # %% check="7.3"
@@ -339,13 +339,13 @@ with show_failure():
 # %% [markdown]
 # <details><summary>Going deeper: how to check ids on a GPU without waiting for it</summary>
 #
-# `if wrong.any()` needs the answer on the CPU. If the ids are on a GPU, the CPU has to stop and wait for this answer in every step, although it would normally run ahead and launch the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this. The vector of a wrong id becomes NaN right away, so nobody can mistake it for a result. Meanwhile, the first wrong id and its position are copied to the CPU in the background, and the *next* call raises the error.
+# The statement `if wrong.any()` needs its answer on the CPU. If the ids are on a GPU, the CPU has to stop and wait for this answer in every step, although it would normally run ahead and launch the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay. The vector of a wrong id becomes NaN right away, so nobody can mistake it for a result. Meanwhile, the first wrong id and its position are copied to the CPU in the background, and the *next* call raises the error.
 #
 # </details>
 #
 # ## The token that doesn't exist
 #
-# The padding rows have a second trap in store for you, because all their elements are zeros.
+# Padding rows have another trap in store for you, because all the elements of these rows are zeros.
 #
 # **Predict.** A vocabulary has three tokens, whose logits are -1.2, -0.3, and -2.0. The fourth row of the table is padding. What's the logit of this row? Which token does the model choose if it always chooses the token with the largest logit? (Count from 0.)
 
@@ -353,14 +353,14 @@ with show_failure():
 predict("7.f", padding_logit=0, chosen=3)
 
 # %% [markdown]
-# Your model would write a token that doesn't exist. Tenstorrent's sampling code had this bug until June 2026. The fix came with a warning that zero-padded weights of the output layer "are not a sampling mask" (tenstorrent/tt-metal pull request 47021). Even if padding rows never learn anything, they aren't harmless, because a logit of 0 still gets a share of every softmax.
+# Your model would generate a token that doesn't exist. Tenstorrent's sampling code had this bug until June 2026. In their fix, the developers warned that zero-padded weights of the output layer "are not a sampling mask" (tenstorrent/tt-metal pull request 47021). So padding rows aren't harmless, even if they never learn anything. Their logits are 0, and a logit of 0 still gets a share of every softmax.
 
 # %% [markdown] task="7.4" title="Logits, and the token that doesn't exist" difficulty=2 minutes=10
 # Write the output layer for the same table.
 #
-# - Without `gather`, each rank returns the logits of its own rows. With `gather`, every rank returns the logits of all the tokens, without padding.
+# - Without `gather`, each rank returns the logits of the rows in its own shard. With `gather`, every rank returns the logits of all the tokens, without padding.
 #
-# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding should be $-\infty$, so that they never affect a softmax or a maximum. This includes logits that aren't gathered, because you'll compute a loss from them in chapter 08.
+# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding rows should be $-\infty$, so that they never affect a softmax or a maximum. The logits of padding rows should also be $-\infty$ without `gather`, because you'll compute a loss from these logits in chapter 08.
 
 
 # %% exercise="7.4"
@@ -382,7 +382,7 @@ def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
 
 
 # %% [markdown] hints="7.4"
-# 1. Which layer from chapter 04 computes its output like this, and which operator comes before its matmul? As for the padding, suppose that four ranks hold three rows each, and that `vocab_size` is 10. Which columns of which rank's logits are padding? Does your rule also work if a rank has *only* padding?
+# 1. Which layer from chapter 04 computes its output in the same way, and which operator comes before its matmul? For the padding, suppose that four ranks hold three rows each, and that `vocab_size` is 10. Which columns of which rank's logits are padding? Does your rule also work if a rank has *only* padding?
 # 2. Use `F.linear(copy_to_region(x, group), weight)`. Column `i` of rank `r` belongs to token `r * len(weight) + i`. Compare these numbers with `vocab_size`, and fill the logits of padding with `masked_fill(padding, -torch.inf)`. Do this before you gather.
 # 3. Let `tokens = dist.get_rank(group) * len(weight) + torch.arange(len(weight), device=x.device)` and `logits = logits.masked_fill(tokens >= vocab_size, -torch.inf)`, unless `vocab_size` is `None`. With `gather`, return `gather_from_region(logits, group)[..., :vocab_size]`.
 
@@ -390,7 +390,7 @@ def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
 check("7.4", parallel_logits)
 
 # %% [markdown]
-# The picture below follows a single token from one end to the other, with numbers from real ranks. Press Play, and watch for the moment when rank 0 looks up the wrong row. In the last step, where does the gradient of a row come from if the row is used at both ends?
+# The picture below follows a single token from the embedding to the output layer, with numbers from real ranks. Press Play, and watch for the moment when rank 0 looks up the wrong row. In the last step, the gradient of a row has two contributions. Where do they come from?
 
 
 # %% tags=["explore"]
@@ -403,7 +403,7 @@ viz.play(record_a_token, p=(2, 4), token=("the", "cat", "saw", "it"), start={"to
 # %% [markdown]
 # ## Tie both ends and train
 #
-# Now let's train a model with a tied table. The model reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and signs, plus a token for everything else. That makes 1,009 tokens, which is a prime number, so no number of ranks can divide it.
+# Now let's train a model whose embedding and output layer share one table. The model reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and signs, plus a token for everything else. That makes 1,009 tokens, which is a prime number, so the vocabulary can't be divided evenly by any number of ranks.
 
 # %%
 import re
@@ -462,7 +462,7 @@ start = {name: value.cpu().clone() for name, value in plain.state_dict().items()
 plain_losses = train(plain)
 
 # %% [markdown]
-# **Predict.** How many all-reduces does each training step of your model need? How many all-reduces would you save if the two ends had separate tables?
+# **Predict.** How many all-reduces does each training step of your model need? How many all-reduces would you save if the embedding and the output layer had separate tables?
 
 # %% predict="7.g"
 predict("7.g", all_reduces=2, saved=0)
@@ -491,13 +491,13 @@ viz.curves({"plain PyTorch": plain_losses} | {f"your model, p = {p}": run["losse
            title=f"{STEPS} steps with {VOCAB} tokens")  # fmt: skip
 
 # %% [markdown]
-# There are four curves, but you can only see one, because all of them are identical. Tying doesn't need any extra communication. Both ends contribute to the gradient of the same rows, but both contributions to a row are computed on the rank that holds it.
+# There are four curves, but you can only see one, because all of them are identical. A tied table doesn't need any extra communication. The embedding and the output layer both contribute to the gradient of a row, but the rank that holds this row computes both of these contributions.
 #
 # ## Break it
 #
-# Let's leave out the f in front of the output layer. We call everything between the two ends the model's **body**. Now each rank's body only learns from the logits of that rank's half of the vocabulary.
+# Let's leave out the f before the output layer. We call everything between the embedding and the output layer the model's **body**. Without f, each rank's body only learns from the logits of that rank's half of the vocabulary.
 #
-# **Predict.** Is the very first loss still correct? (Write `True` or `False`.) After 150 steps, is the loss "higher", "equal", or "lower" than the correct one?
+# **Predict.** Without f, is the very first loss still correct? (Write `True` or `False`.) After 150 steps, is the loss "higher", "equal", or "lower" than the correct loss?
 
 # %% predict="7.h"
 predict("7.h", first_loss_correct=True, last_loss="lower")
@@ -527,7 +527,7 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# The loss *improves*, so no curve will ever warn you. Each rank trains its own body for its own half of the vocabulary, and two different bodies can learn more than a single one. But a checkpoint only contains one of the two bodies. For the same text, the model on two ranks and the checkpoints of both ranks have three different losses, although all three should be equal.
+# The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body for its own half of the vocabulary, and two different bodies can learn more than a single one. But a checkpoint contains only one of the two bodies. For the same text, the model on two ranks has one loss, the checkpoint of rank 0 has a second one, and the checkpoint of rank 1 has a third one, although all three losses should be equal.
 #
 # Why is the checkpoint of rank 1 so much worse? Frequent words have low ids, so their rows are all on rank 0, and the body of rank 1 never learned to predict these words. Apple's library for memory-efficient losses had the same bug, because it didn't sum the gradient of $Y$ across ranks (apple/ml-cross-entropy pull request 42, May 2025).
 
@@ -539,11 +539,11 @@ symptoms(7)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, MaxText, vLLM</summary>
 #
-# - **Megatron-Core** has the same `VocabParallelEmbedding` in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple of 128. In July 2024, a user quoted a version that checked all ids with an `assert` (issue 926). Release 0.19.2 doesn't check the ids.
+# - **Megatron-Core** has a class with the same name, `VocabParallelEmbedding`, in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple of 128. In July 2024, a user quoted a version of this class that checked all ids with an `assert` (issue 926). Release 0.19.2 doesn't check the ids.
 #
-# - **Padding in the softmax.** In the same release of Megatron-Core, `vocab_parallel_cross_entropy` doesn't mask the logits of the padding either, so they take part in the softmax. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. And because the padding takes part in the softmax, its rows get gradients and learn, too.
+# - **Padding in the softmax.** In the same release of Megatron-Core, the loss function `vocab_parallel_cross_entropy` doesn't mask the logits of padding rows, so the softmax includes them. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. The padding rows also get gradients, so they learn, too.
 #
-# - **A mask on a single GPU.** In August 2026, a contributor proposed to mask wrong ids in vLLM even on a single GPU (pull request 53977, still open in September). In vLLM, these wrong ids are placeholders whose results are thrown away, so zeros do no harm. Masking is fine if the caller *knows* which errors it hides.
+# - **A mask on a single GPU.** In August 2026, a contributor proposed that vLLM should mask wrong ids even on a single GPU (pull request 53977, still open in September). In vLLM, these wrong ids are placeholders whose results are never used, so zeros do no harm. A mask is fine if the caller *knows* which errors it hides.
 #
 # - **MaxText**, a library for JAX, really multiplies one-hot vectors by the table if you set its option `use_iota_embed`.
 #
@@ -571,7 +571,7 @@ launch(with_dtensor, 2, args=([0, 4, 5, 9],))[0]
 # %% [markdown]
 # ## Your library so far
 #
-# Your library now contains both ends of a language model.
+# Your library now contains the embedding and the output layer of a language model.
 
 # %%
 from tplab.course import library
@@ -579,4 +579,4 @@ from tplab.course import library
 library(7)
 
 # %% [markdown]
-# In this chapter, we cheated a little, because we gathered all the logits to compute the loss. For 1,024 tokens of GPT-2, such a gather sends 206 MB in every single step, although the loss is only one number per token. How do you compute a softmax if each rank has only some of the logits? In the next chapter, you'll compute the same loss with messages of only 12 KB.
+# In this chapter, we cheated a little, because we gathered all the logits to compute the loss. For 1,024 tokens of GPT-2, the ranks would gather 206 MB of logits in every single step, although the loss is only one number per token. How do you compute a softmax if each rank has only some of the logits? In the next chapter, you'll compute the same loss with messages of only 12 KB.

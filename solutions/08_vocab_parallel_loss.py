@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 08 · The vocabulary-parallel loss
 #
-# For each token, the last layer of a GPT computes a score for every ID of the vocabulary. These scores are called **logits**, and they're often the largest tensor in a training step. If you gather the logits, every rank receives all of them and even stores several copies. In this chapter, you'll replace this huge message with three numbers per token, and the loss will still be the same.
+# For each token, the last layer of a GPT computes a score for every ID of the vocabulary. These scores are called **logits**, and the tensor of logits is often the largest tensor in a training step. If you gather the logits, every rank receives all of them and even stores several copies. In this chapter, you'll compute the same loss without gathering the logits. Instead of this huge tensor, the ranks will send only three numbers per token.
 #
 # By the end of this chapter, your library will compute the loss for GPT-2's vocabulary on two processes. You need chapters 03 and 07. About 75 minutes.
 
@@ -29,7 +29,7 @@ from tplab.tensor import gather_from_region, reduce_from_region, shard
 # %% [markdown]
 # ## Four logits on two ranks
 #
-# Your output layer from chapter 07 leaves the logits sharded, so each rank has the logits of its own IDs. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The correct next token, which is called the **target**, has ID 1.
+# Your output layer from chapter 07 leaves the logits sharded, so each rank has only the logits of its own IDs. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The correct next token, which is called the **target**, has ID 1.
 
 # %%
 z = torch.tensor([1.0, 2.0, 3.0, 0.0])
@@ -40,13 +40,13 @@ viz.matrices({"rank 0": z[:2], "rank 1": z[2:]})
 #
 # $$\text{loss} \;=\; -\log \frac{e^{z_t}}{\sum_i e^{z_i}} \;=\; \log \sum_i e^{z_i} \;-\; z_t$$
 #
-# **Predict.** What's the least that rank 0 has to know about rank 1's two logits if it wants to compute this loss? Write "logits" (both logits), "sum" (the sum of the logits), or "exponentials" (the sum of their exponentials). Now suppose you gather all the logits instead, for 1,024 tokens and a vocabulary of 32,768 IDs in float32. How many bytes does the gathered tensor contain?
+# **Predict.** Which information about rank 1's two logits does rank 0 need at least, if it wants to compute this loss? Write "logits" (both logits), "sum" (the sum of the logits), or "exponentials" (the sum of their exponentials). Now suppose you gather all the logits instead, for 1,024 tokens and a vocabulary of 32,768 IDs in float32. How many bytes does the gathered tensor contain?
 
 # %% predict="8.a"
 predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
 
 # %% [markdown] task="8.1" title="Log-sum-exp for two numbers per token" difficulty=3 minutes=14
-# Write the first half of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. These are the rules:
+# Write the first half of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. Your function has to follow these rules:
 #
 # - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf, as long as each token has at least one finite logit. On some ranks, all the logits of a token may be -inf.
 #
@@ -54,7 +54,7 @@ predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
 #
 # - You don't have to write a backward pass, because autograd can compute the gradient of the logits through your function.
 #
-# You may use `reduce_from_region` (g) and `gather_from_region` from chapter 03, and any collective from `dist`. Start with the simplest thing that could work, and let the check tell you what's wrong with it.
+# You may use `reduce_from_region` (g) and `gather_from_region` from chapter 03, and any collective from `dist`. Start with the simplest solution that you can think of, and let the check tell you what's wrong with it.
 
 
 # %% exercise="8.1"
@@ -72,15 +72,15 @@ def vocab_logsumexp(logits, group=None):
 
 
 # %% [markdown] hints="8.1"
-# 1. To sum over all columns, each rank first sums over its own columns, and then the ranks' results are added up. Which operator adds up the ranks' results and does nothing in the backward pass? Then think about overflow, because `e⁷¹⁰` is infinite in float64. The result doesn't change if you subtract some number `m` from all logits of a token and add it back at the end. What does `m` have to be so that the largest exponent is 0? And why does it have to be the same number on every rank?
-# 2. Let `m` be the token's largest logit on all ranks. Each rank computes the maximum of its own columns with `logits.amax(-1)`, and `dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)` turns it into the overall maximum, in place. Since `m` cancels out, autograd doesn't have to know about it, so use `logits.detach()`.
-# 3. After that, compute `part = (logits - m.unsqueeze(-1)).exp().sum(-1)`, and return `m + reduce_from_region(part, group).log()`. The logarithm comes after the sum over the ranks.
+# 1. To sum the exponentials of all columns, each rank first sums over its own columns, and then the ranks' sums are added. Which operator adds the ranks' sums and does nothing in the backward pass? Then think about overflow, because `e⁷¹⁰` is infinite in float64. The result doesn't change if you subtract some number `m` from all logits of a token and add it back at the end. How do you have to choose `m` so that the largest exponent is 0? And why do all ranks have to use the same `m`?
+# 2. Let `m` be the token's largest logit on any rank. Each rank computes the maximum of its own columns with `logits.amax(-1)`, and `dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)` replaces it with the maximum over all ranks. Since `m` cancels out, autograd doesn't have to know about it, so use `logits.detach()`.
+# 3. After you've computed `m`, compute `part = (logits - m.unsqueeze(-1)).exp().sum(-1)`, and return `m + reduce_from_region(part, group).log()`. Apply the logarithm after the sum over the ranks.
 
 # %% check="8.1"
 check("8.1", vocab_logsumexp)
 
 # %% [markdown]
-# It's easy to guess that the ranks have to add up their exponentials. But why isn't that enough? In the next cell, two ranks compute a log-sum-exp in float32 in three ways. Each rank has three of the logits.
+# It's easy to guess that the ranks have to add up their exponentials. But why do they also have to subtract a maximum? In the next cell, two ranks compute a log-sum-exp in float32 in three ways. Each rank has three of the logits.
 
 
 # %%
@@ -108,19 +108,19 @@ for offsets in ((0.0, 0.0), (0.0, 1.0), (100.0, 100.0), (0.0, 100.0)):
 viz.table(rows)
 
 # %% [markdown]
-# If the ranks don't subtract a maximum, everything is fine until a single logit exceeds 88. At that point, $e^z$ is infinite in float32, and so is the loss. If each rank subtracts its *own* maximum, nothing overflows, but the result is only correct if the two maxima happen to be equal. Otherwise, the two ranks get two different results, because you can't add up exponentials that were scaled differently.
+# If the ranks don't subtract a maximum, everything is fine until a single logit exceeds 88. At that point, its exponential is infinite in float32, and so is the loss. If each rank subtracts its *own* maximum, nothing overflows, but the result is only correct if the two maxima happen to be equal. Otherwise, the two ranks get two different results, because you can't add up exponentials that were scaled differently.
 #
-# So the ranks have to agree on one number $m$ per token. The exact maximum is a convenient choice, but any number near the maximum would do. Since the result doesn't depend on $m$, autograd may treat $m$ as a constant.
+# So the ranks have to agree on one number $m$ per token, which they subtract from all of the token's logits. The exact maximum is a convenient choice, but any number near the maximum would do. Since the result doesn't depend on $m$, autograd may treat $m$ as a constant.
 #
 # ## From a sum to a loss
 #
-# The second half of the loss is easier. Exactly one rank has the target's logit $z_t$, so the other ranks contribute a 0, just as in your embedding in chapter 07. The target's logit is the third number per token that you send.
+# The second half of the loss is the target's logit $z_t$. Exactly one rank has this logit, so the other ranks contribute a 0, just as in your embedding in chapter 07. In total, each rank now contributes three numbers per token: its maximum, its sum of exponentials, and either the target's logit or a 0.
 #
-# Autograd could now compute the gradient for you, but you can do better by hand. The gradient of the loss with respect to a logit $z_j$ is surprisingly simple:
+# Autograd could now compute the gradient of this loss for you, but you can do better by hand. The gradient of the loss with respect to a logit $z_j$ is surprisingly simple:
 #
 # $$\frac{\partial\,\text{loss}}{\partial z_j} \;=\; \mathrm{softmax}(z)_j - \begin{cases}1 & \text{if } j = t\\ 0 & \text{otherwise}\end{cases}$$
 #
-# **Predict.** Take the four logits from above again, with ID 1 as the target. What do the four elements of the loss's gradient add up to? On which rank is an element negative? How many collectives does the backward pass need?
+# **Predict.** Take the four logits from above again, with ID 1 as the target. The gradient of the loss has four elements, two on each rank. What's the sum of all four elements? On which rank is an element negative? How many collectives does the backward pass need?
 
 # %% predict="8.b"
 predict("8.b", sum=0, negative_on=0, collectives=0)
@@ -135,11 +135,11 @@ def mine_and_column(target, columns, rank):
 
 
 # %% [markdown] task="8.2" title="The loss and its gradient" difficulty=4 minutes=18
-# Write an autograd function, as in chapter 03, that returns the loss of each token. Autograd doesn't record anything inside `forward`, so `backward` only has what you save with `ctx.save_for_backward(...)`, and it gets these tensors back from `ctx.saved_tensors`.
+# Write an autograd function, as in chapter 03, that returns the loss of each token. Autograd doesn't record anything inside `forward`, so `backward` can only use tensors that you save with `ctx.save_for_backward(...)`. It gets these tensors from `ctx.saved_tensors`.
 #
 # - Save at most one tensor of shape `[.., v/p]`. The logits exist anyway, so saving them takes no extra memory.
 #
-# - `dloss` `[..]` is the gradient of the losses that you returned, with one number per token. The backward pass sends nothing.
+# - The argument `dloss` `[..]` is the gradient of the losses that you returned, with one number per token. The backward pass sends nothing.
 #
 # - Don't write into the caller's logits or into any tensor you saved, because a second backward pass has to return the same gradient.
 
@@ -173,17 +173,17 @@ class VocabParallelCrossEntropy(Function):
 
 
 # %% [markdown] hints="8.2"
-# 1. In `forward`, which rank can look up the target's logit, and what do the other ranks contribute? In `backward`, write the softmax in terms of `z_j` and the log-sum-exp. Which of these numbers does a rank still need from other ranks? Which rank has to subtract the 1?
-# 2. `mine, column = mine_and_column(target, logits.shape[-1], dist.get_rank(group))` tells you where to look. `logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)` looks up one column per token. If this rank doesn't have the target, replace the result with 0. Then add up the ranks' results with g. Save the logits, the log-sum-exp, `mine`, and `column`. The softmax is `(logits - lse.unsqueeze(-1)).exp()`, a new tensor, so you may write into it.
+# 1. In `forward`, which rank can look up the target's logit, and what do the other ranks contribute? In `backward`, write the softmax in terms of the logit `z_j` and the log-sum-exp. Does a rank still need any of these numbers from other ranks? Which rank has to subtract the 1?
+# 2. `mine, column = mine_and_column(target, logits.shape[-1], dist.get_rank(group))` tells you which targets this rank has, and in which columns. `logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)` looks up one column per token. If this rank doesn't have a token's target, replace the result with 0. Then add up the results of all ranks with g. Save the logits, the log-sum-exp, `mine`, and `column`. The softmax is `(logits - lse.unsqueeze(-1)).exp()`. This is a new tensor, so you may write into it.
 # 3. Subtract the 1 with `dlogits.scatter_add_(-1, column.unsqueeze(-1), -mine.to(dlogits.dtype).unsqueeze(-1))`, which adds -1 where `mine` is true and 0 elsewhere. Return `dlogits * dloss.unsqueeze(-1), None, None`.
 
 # %% check="8.2"
 check("8.2", VocabParallelCrossEntropy)
 
 # %% [markdown]
-# The backward pass doesn't send a single byte! After the forward pass, every rank knows the log-sum-exp, and that's all it needs to compute its own columns of the softmax. The animation below shows the loss and the gradient of a single token, with numbers from a real run.
+# The backward pass doesn't send a single byte! After the forward pass, every rank knows the log-sum-exp, and that's all it needs to compute its own columns of the softmax. The animation below shows how two ranks compute the loss and the gradient of a single token. The numbers come from a real run.
 #
-# ![An animation of one token's loss on two ranks with five logits each. Each rank sends its largest logit, and both get the overall maximum. The bars become exponentials, their sums are added up, and one rank contributes the target's logit. The loss is the same on both ranks. In the backward pass, every bar becomes its element of the gradient in place, and nothing is sent.](pictures/loss.svg)
+# ![An animation of one token's loss on two ranks, where a bar chart shows the five logits of each rank. First, an all-reduce computes the maximum of all ten logits. Each rank computes the exponentials of its own logits, and a second all-reduce adds the ranks' sums of exponentials. A third all-reduce sends the target's logit to both ranks, so both ranks compute the same loss. In the backward pass, each rank replaces its exponentials with its own elements of the gradient, without any communication.](pictures/loss.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -193,7 +193,7 @@ check("8.2", VocabParallelCrossEntropy)
 #
 # ## Was it worth it?
 #
-# Let's compare four ways to compute the loss of 1,024 tokens. You can gather the logits and call PyTorch, leave the backward pass to autograd, use your function, or use the course's version. We measure memory in shards, and one shard is as large as the logits on one rank. (These logits are included in the measurement.)
+# Let's compare four ways to compute the loss of 1,024 tokens. You can gather the logits and call PyTorch's loss, use your log-sum-exp and have autograd compute the gradient, use your autograd function, or use the course's version. We measure memory in shards. One shard is as large as the logits on one rank, and these logits are included in the measurement.
 
 # %%
 from tplab.memory import MemoryMeter
@@ -235,17 +235,17 @@ viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in
 # %% [markdown]
 # Your function sends 12 KB instead of 134 MB, because the size of its messages doesn't depend on the size of the vocabulary.
 #
-# If you've read the Megatron-LM paper (Shoeybi et al. 2019), you may wonder about the three all-reduces. According to the paper, fusing the last matmul with the loss reduces the communication from $b \times s \times v$ to $b \times s$ numbers, but you send three times as many. Who's right? You both are. The paper describes the order of magnitude, and its authors' code sends the same three numbers per token as yours: the maximum, the sum of the exponentials, and the target's logit.
+# If you've read the Megatron-LM paper (Shoeybi et al. 2019), you may wonder why we need three all-reduces. According to the paper, fusing the last matmul with the loss reduces the communication from $b \times s \times v$ to $b \times s$ numbers. But your function sends three times as many numbers. Which of the two is right? Both are. The paper only gives the order of magnitude, and Megatron-LM's code sends the same three numbers per token as your function: the maximum, the sum of the exponentials, and the target's logit.
 #
 # ## The loss of a real run
 #
-# To use your loss in a real training run, you still need two things.
+# Before you can use your loss in a real training run, it has to handle two more cases.
 #
-# - **Padding.** To split the vocabulary evenly, we added columns in chapter 07 that don't belong to any ID. These columns mustn't get any probability.
+# - **Padding.** To split the vocabulary evenly, we added columns in chapter 07 that don't belong to any ID. The softmax must not give these columns any probability.
 #
-# - **Ignored tokens.** If a token shouldn't count, for example because it's part of the user's question, its target is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and you only average over the tokens that *do* count.
+# - **Ignored tokens.** Some tokens shouldn't count toward the loss, for example because they're part of the user's question. The target of such a token is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and the mean loss only includes the tokens that *do* count.
 #
-# **Predict.** Suppose three of eight tokens have the target `ignore_index`. What do you divide the sum of the losses by? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The correct loss is the logarithm of a whole number. Which number is it? And which number would it be if the softmax included the padding?
+# **Predict.** Suppose three of eight tokens have the target `ignore_index`. By which number do you divide the sum of the losses to get the mean loss? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The correct loss is the logarithm of a whole number. Which number is it? And which number would it be if the softmax included the padding?
 
 # %% predict="8.c"
 predict("8.c", divided_by=5, log_of=15, with_padding=16)
@@ -253,7 +253,7 @@ predict("8.c", divided_by=5, log_of=15, with_padding=16)
 # %% [markdown] task="8.3" title="The loss of a real run" difficulty=3 minutes=10
 # Extend your loss so that it handles padding and ignored tokens. Columns whose ID is `vocab_size` or more are padding, no matter which rank has them. `ignore_index` may be any integer, even a negative number or a number that's larger than every ID.
 #
-# There's also a trap. If a target isn't an ID at all, *no* rank has it, so every rank contributes a 0, and you get a wrong loss without an error. Raise an `IndexError` on every rank if a target is neither an ID of the vocabulary nor `ignore_index`.
+# There's also a trap. If a target isn't an ID at all, *no* rank has this target, so every rank contributes a 0, and you get a wrong loss without an error. Raise an `IndexError` on every rank if a target is neither an ID of the vocabulary nor `ignore_index`.
 
 
 # %% exercise="8.3"
@@ -278,7 +278,7 @@ def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=
 
 
 # %% [markdown] hints="8.3"
-# 1. Which number can you put into a padding column so that its exponential is exactly 0? An ignored token needs some target that can be looked up. How do you remove the loss of this token afterward, and what do you divide the sum by? Compare targets with `vocab_size`, not with the number of columns.
+# 1. Which number can you write into a padding column so that its exponential is exactly 0? When you look up the logit of an ignored token's target, you need some target that exists. How do you remove the loss of this token afterward, and by which number do you divide the sum of the losses? Compare targets with `vocab_size`, not with the number of columns.
 # 2. Column `j` on rank `r` belongs to ID `r · v/p + j`. Build these IDs with `torch.arange` on the device of the logits, and use `logits.masked_fill(ids >= vocab_size, -torch.inf)`. For ignored tokens, use `target.masked_fill(~counted, 0)` before the lookup, and `loss.masked_fill(~counted, 0)` after it.
 # 3. Start with `counted = target != ignore_index`. Then replace ignored targets, raise the `IndexError` if any target is negative or at least `vocab_size`, mask the padding, call `VocabParallelCrossEntropy.apply(logits, target, group)`, and return `loss.masked_fill(~counted, 0).sum() / counted.sum()`.
 
@@ -288,7 +288,7 @@ check("8.3", vocab_parallel_loss)
 # %% [markdown]
 # ## Train with it
 #
-# The model below looks at eight bytes of Python code and predicts the next byte. The model scores the 256 possible bytes with the same table that it uses for its embedding. On four ranks, this table is padded from 256 to 512 rows, so two of the ranks have nothing but padding.
+# The model below reads eight bytes of Python code and predicts the next byte. To compute the logits of the 256 possible bytes, the model uses the same table as for its embedding. On four ranks, this table is padded from 256 to 512 rows, so two of the ranks hold nothing but padding.
 
 # %%
 from tplab.common import corpus
@@ -348,9 +348,9 @@ viz.table([{"run": name, "first loss": f"{losses[0]:.6f}", "last loss": f"{losse
           title=f"ln 256 = {math.log(256):.4f}")  # fmt: skip
 
 # %% [markdown]
-# The first loss is the cheapest test there is. A model that hasn't learned anything gives all 256 bytes about the same probability, so its loss has to be close to $\ln 256$. It's worth knowing this number by heart, because you can recognize some bugs by what they do to the first loss.
+# The first loss of a training run is the cheapest test there is. A model that hasn't learned anything gives all 256 bytes about the same probability, so its loss has to be close to $\ln 256 = 5.545$. You should compute this number for every model you train, because you can recognize some bugs by the first loss.
 #
-# **Predict.** A colleague trains the same model, but calls `VocabParallelCrossEntropy` directly. On one rank, their first loss is also 5.515. But on two ranks, it's 6.208, and on four ranks, it's 6.901. Which logits does your colleague pass to the function? Write "gathered" (all 256 logits, on every rank), "padded" (this rank's columns, but they forgot to mask the padding), or "scaled" (logits that were multiplied by the number of ranks).
+# **Predict.** A colleague trains the same model, but calls `VocabParallelCrossEntropy` directly. On one rank, your colleague's first loss is also 5.515. But on two ranks, the first loss is 6.208, and on four ranks, it's 6.901. Which logits does your colleague pass to the function? Write "gathered" (all 256 logits, on every rank), "padded" (this rank's columns, without masking the padding), or "scaled" (logits that were multiplied by the number of ranks).
 
 # %% predict="8.d"
 predict("8.d", they_pass="gathered")
@@ -367,13 +367,13 @@ viz.table([{"p": p, "first loss": f"{loss:.3f}", "more than with p = 1": f"{loss
             "ln p": f"{math.log(p):.3f}"} for p, loss in first.items()])  # fmt: skip
 
 # %% [markdown]
-# If every rank passes all the logits, every rank adds the same exponentials to the sum. So the sum is $p$ times too large, and the loss is $\ln p$ too high. In Megatron-LM, you get this wrong loss if you build a `GPTModel` with `parallel_output=False` and pass labels to it (issue 7452, open since September 2026).
+# If every rank passes all the logits, every rank adds the same exponentials to the sum. So the sum of the exponentials is $p$ times too large, and the loss is $\ln p$ too high. In Megatron-LM, you get this wrong loss if you build a `GPTModel` with `parallel_output=False` and pass labels to it (issue 7452, open since September 2026).
 #
 # ## Break it
 #
 # What if the backward pass forgets that only one rank has the target? In the version below, each rank subtracts a 1 in some column.
 #
-# **Predict.** Is the loss of the very first step correct? What do the elements of a token's gradient add up to, over all columns of two ranks?
+# **Predict.** With this bug, is the loss of the very first step correct? If you add up all the elements of a token's gradient on two ranks, what's the sum?
 
 # %% predict="8.e"
 predict("8.e", first_loss=True, sum=-1)
@@ -400,15 +400,15 @@ broken = launch(train_on_ranks, 2, args=(lambda logits, target: OneOnEveryRank.a
 viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}, title="the loss on two ranks")
 
 # %% [markdown]
-# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, the gradient of each token pushes up two logits instead of one, and one of these two logits has nothing to do with the token's target. Such a gradient can never become zero, because its elements don't add up to zero.
+# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each token's gradient raises two logits instead of one, and one of these two logits doesn't belong to the token's target. Such a gradient can never become zero, because its elements don't add up to zero.
 #
 # ## Fix it
 #
-# **Label smoothing** keeps a model from becoming too confident. The model should give the target a probability of only $1 - ε$, and the other $v - 1$ IDs should share the rest evenly. Megatron-LM computes the loss from the average log-probability of all IDs and a slightly larger $ε$:
+# **Label smoothing** keeps a model from becoming too confident. The model should give the target a probability of only $1 - ε$, and the other $v - 1$ IDs should share the remaining probability equally. Megatron-LM computes this loss from the average log-probability of all IDs and from a slightly larger $ε$:
 #
 # $$(1 - ε')\,\text{loss} \;-\; \frac{ε'}{v} \sum_i \log \mathrm{softmax}(z)_i, \qquad ε' = ε\,\frac{v}{v - 1}$$
 #
-# In March 2024, a user noticed that this code could give each rank a different loss (NVIDIA/Megatron-LM issue 737). In June 2026, a maintainer confirmed the bug and added that Megatron-LM itself never calls its loss with label smoothing. In September 2026, a new report contained measurements of the wrong losses (issue 7464). Several fixes have been proposed, but when this chapter was written, none of them had been merged, and the latest fix was still open (pull request 7466). The next cell follows the same steps with your functions.
+# In March 2024, a user noticed that with this code, the ranks could compute different losses (NVIDIA/Megatron-LM issue 737). In June 2026, a maintainer confirmed the bug and added that Megatron-LM itself never calls its loss with label smoothing. In September 2026, a new report included measurements of the wrong losses (issue 7464). When this chapter was written, none of the fixes that had been proposed was merged yet, and the latest fix was still open (pull request 7466). The function in the next cell contains the same bug.
 
 
 # %%
@@ -437,15 +437,15 @@ target = torch.randint(8, (6,), generator=generator)
 compare(as_shipped, logits, target)
 
 # %% [markdown]
-# You don't need to know the correct loss to see that something is wrong. The two ranks have two different losses, and that's never right.
+# You don't need to know the correct loss to see that something is wrong. The two ranks have computed two different losses for the same token, and that can't be right.
 #
-# **Predict.** Would you have noticed this bug if you had only looked at the first loss? Suppose all logits are 0. Do the ranks agree on the loss, and is the loss correct?
+# **Predict.** Would you have noticed this bug if you had only looked at the first loss of a training run? Suppose all logits are 0. Do the ranks agree on the loss, and is the loss correct?
 
 # %% predict="8.f"
 predict("8.f", ranks_agree=True, correct=True)
 
 # %% [markdown] task="8.4" title="Fix label smoothing" difficulty=4 minutes=10
-# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. You may send one more number per token. The vocabulary has `vocab_size` IDs, and all columns after that are padding. The backward pass still sends nothing. Don't be surprised if your loss is correct, but its gradient isn't yet.
+# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. In the forward pass, you may send one more number per token. The backward pass still sends nothing. The vocabulary has `vocab_size` IDs, and all columns after that are padding. Don't be surprised if you get a correct loss with a wrong gradient at first.
 
 
 # %% exercise="8.4"
@@ -473,8 +473,8 @@ def smoothed_loss(logits, target, label_smoothing, *, vocab_size, group=None):
 
 
 # %% [markdown] hints="8.4"
-# 1. How many columns does `logits.shape[-1]` count, and how many IDs does the vocabulary have? Over which IDs does `log_probs.mean(-1)` average, and over which IDs should it average? Which number per token would a rank need from the other ranks? As for the gradient, every rank subtracts the same log-sum-exp from its own logits. In the backward pass, each rank only computes what its own columns contribute to the gradient of the log-sum-exp. Could you subtract the log-sum-exp *after* the sum over all ranks instead?
-# 2. The average of the log-probabilities is the average of the logits minus the log-sum-exp. So use g to add up the logits of all ranks, divide the sum by `vocab_size`, and then subtract `lse`. In the padding, the logits are -inf. What should the padding contribute to the sum?
+# 1. How many columns does `logits.shape[-1]` count, and how many IDs does the vocabulary have? Over which IDs does `log_probs.mean(-1)` average, and over which IDs should it average? Which number per token would a rank need from the other ranks? If your gradient is wrong, remember that every rank subtracts the same log-sum-exp from its own logits. In the backward pass, each rank computes only its own contribution to the gradient of the log-sum-exp. Could you subtract the log-sum-exp *after* the sum over all ranks instead?
+# 2. The average of the log-probabilities is the average of the logits minus the log-sum-exp. So use g to add up the logits of all ranks, divide the sum by `vocab_size`, and then subtract `lse`. In the padding columns, the logits are -inf. What should these columns contribute to the sum?
 # 3. Use `vocab_size` in the first line. Compute `total = reduce_from_region(logits.masked_fill(padding, 0).sum(-1), group)`, and then `mean_log_probs = total / vocab_size - lse`.
 
 # %% check="8.4"
@@ -484,9 +484,9 @@ check("8.4", smoothed_loss)
 compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 
 # %% [markdown]
-# Now every row of the table is the same, at the price of one more number per token. Did you get a wrong gradient along the way? If you subtract the log-sum-exp from each rank's logits before the sum, all ranks use the same number, but they use it for different columns. You met this situation in exercise 6.5, where ranks had copies of a weight. So you'd have to pass the log-sum-exp through f, but it's easier to subtract the log-sum-exp after the sum.
+# With your fix, all rows of the table are the same. The price is one more number per token in the forward pass. Did you get a wrong gradient along the way? If the ranks subtract the log-sum-exp from their logits before the sum, every rank uses the same log-sum-exp for different columns. So each rank gets only its own contribution to the gradient of the log-sum-exp, as it did with the copies of a weight in exercise 6.5. You could sum these contributions by passing the log-sum-exp through f, but it's easier to subtract the log-sum-exp after the sum.
 #
-# The first loss wouldn't have revealed this bug, by the way. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks as well, and not only in the first step.
+# The first loss of a training run wouldn't have revealed this bug. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks, and not only in the first step.
 
 # %%
 symptoms(8)
@@ -496,15 +496,15 @@ symptoms(8)
 #
 # <details><summary>Going deeper: two messages, GRPO, overwritten logits, and no logits at all</summary>
 #
-# - **Two messages are enough.** The sum of the exponentials and the target's logit are both summed over the ranks, so they can share a message. If you only need the mean loss, you don't have to send $z_t - m$ for each token, because the total over all tokens is enough. That's why `tplab` sends $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, puts both sums of all tokens into one message.
+# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them into the same message. If you only need the mean loss, you don't have to send $z_t - m$ for each token, because its sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, puts both sums of all tokens into one message.
 #
-# - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) writes the exponentials and then the gradient into the memory of the logits, if they're in float32. Overwriting the logits saves a whole shard, but then the caller's logits are gone. Pull request 1594 from May 2025, which copies the logits first, is still open. Targets outside the vocabulary don't raise an error.
+# - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) saves memory by overwriting the logits, if they're in float32. It first overwrites them with their exponentials and then with the gradient. This saves a whole shard, but the caller loses the logits. In May 2025, somebody proposed to copy the logits first (pull request 1594, still open). The function doesn't raise an error if a target isn't in the vocabulary.
 #
-# - **Reinforcement learning** needs the log-probability of each token, which is the negative of your loss. Until August 2026, the training library ms-swift added up the ranks' terms with a plain `all_reduce`, which autograd doesn't follow. The log-probabilities were correct, but ranks that didn't have the target got a wrong gradient, which was sometimes zero. The fix was to call Megatron-Core's loss, which has a handwritten backward pass (ms-swift pull request 9947).
+# - **Reinforcement learning** needs the log-probability of each token, which is the negative of your loss. Until August 2026, the training library ms-swift summed the ranks' contributions with a plain `all_reduce`, which autograd doesn't know about. The log-probabilities were correct. But if a rank didn't have a token's target, it computed a wrong gradient, which was sometimes zero. Now ms-swift calls Megatron-Core's loss, which has a handwritten backward pass (ms-swift pull request 9947).
 #
 # - **PyTorch** has a context manager for parallel losses, `loss_parallel` in `torch.distributed.tensor.parallel`. Inside this context, `F.cross_entropy` accepts logits that are sharded along the vocabulary.
 #
-# - **No logits at all.** Only the loss ever reads the logits, so they don't have to exist all at the same time. You can take a few tokens, compute their logits, loss, and gradient, and then discard the logits. Megatron-Core has a kernel for that on its `dev` branch (pull request 2256), and since September 2026, Liger Kernel has one that works across ranks (pull requests 1422 and 1428). The next cell measures the output layer and the loss together, including the logits.
+# - **No logits at all.** Only the loss ever reads the logits, so you never need all of them at the same time. You can compute the logits, the loss, and the gradient of a few tokens, discard their logits, and continue with the next few tokens. Megatron-Core has a kernel for this method on its `dev` branch (pull request 2256), and since September 2026, Liger Kernel has a kernel that works across ranks (pull requests 1422 and 1428). The next cell measures how much memory the output layer and the loss need together, including the logits.
 #
 # </details>
 
@@ -539,4 +539,4 @@ from tplab.course import library
 library(8)
 
 # %% [markdown]
-# Your loss is the same on 1, 2, and 4 ranks. But suppose that the model uses dropout, and two ranks drop different elements of a tensor that should be the same on both ranks. Your loss would still be identical on both ranks, because they compute it from the same all-reduced numbers. And yet the two ranks would no longer train the same model. Which random numbers may differ between ranks, and which numbers have to be the same?
+# Your loss is the same on 1, 2, and 4 ranks. But suppose that the model uses dropout, and two ranks drop different elements of a tensor that should be the same on both ranks. Both ranks would still report the same loss, because they compute it from the same all-reduced numbers. And yet the two ranks would no longer train the same model. Which random numbers may differ between ranks, and which random numbers have to be the same?

@@ -9,9 +9,9 @@
 # %% [markdown]
 # # 09 · Randomness
 #
-# With dropout, every rank of your model draws random numbers. Some of these numbers have to be the same on all ranks, and others have to be different. If you mix them up, nothing crashes. Megatron-Core mixed up such numbers for sixteen months because of a single wrong word.
+# If a model uses dropout, every rank draws random numbers. In some tensors, all ranks have to drop the same elements, and in others, each rank has to drop different ones. If you get this wrong, your program doesn't crash, and the loss may look perfectly normal. In Megatron-Core, a single wrong word caused such a bug, which stayed in the code for sixteen months.
 #
-# By the end of this chapter, your block from chapter 06 will train with dropout on any number of ranks. You need chapters 04 to 06. About 75 minutes.
+# By the end of this chapter, you'll be able to train your transformer block from chapter 06 with dropout on any number of ranks. You need chapters 04 to 06. About 75 minutes.
 
 # %% tags=["setup"]
 import math
@@ -32,7 +32,7 @@ from tplab.tensor import ColumnParallelLinear, RowParallelLinear, gather_from_re
 # %% [markdown]
 # ## Two ranks roll a die
 #
-# Let's start with a tiny language model that's just a table. For every byte, it counts which bytes come next in Python's standard library. Two ranks share this table, and each rank holds half of its columns. To write the next byte, the ranks gather the table's row for the latest byte, and then each rank picks the next byte at random, in proportion to the counts in that row.
+# Let's start with a tiny language model that's nothing but a table of counts. For any two bytes, the table says how often the second byte follows the first one in Python's standard library. We split the columns of this table across two ranks. To generate the next byte of a text, the ranks gather the table's row for the latest byte, and then each rank samples a byte at random, in proportion to the counts in this row.
 
 # %%
 text = corpus.python_sources(300_000)
@@ -57,17 +57,17 @@ viz.table(
 )
 
 # %% [markdown]
-# Both ranks started from the same seed, so they picked the same bytes until rank 0 drew an extra number. From then on, the two ranks write different texts, and each row that they gather consists of two halves that don't belong together. So *neither* text is what the model would have written.
+# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks generated different texts. But each rank stores only half of every row, so the rows they gathered consisted of two halves that belonged to different bytes. So *neither* text is what the model would have generated on a single rank.
 #
-# So should all ranks use the same seed, and never draw a number on only one rank? Before you agree, let's look at **dropout**. With a rate of $r$, dropout sets each element to zero with probability $r$ and divides the other elements by $1 - r$. The **mask** determines which elements are kept.
+# You might conclude that all ranks should use the same seed, and that no rank should ever draw a random number on its own. Before you agree, let's look at **dropout**. With a dropout rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
 #
-# **Predict.** An MLP with an inner size of $m = 4096$ runs on four ranks, so each rank has 1024 of a token's 4096 elements. All ranks draw their masks from the same seed. How many independent random numbers decide which of the 4096 elements are dropped? What's the correlation between the masks of ranks 0 and 1? (The correlation is 1 for identical masks and 0 for unrelated masks.)
+# **Predict.** An MLP with 4096 inner features is split across four ranks, so for each token, a rank computes 1024 of these features. All ranks draw their dropout masks from the same seed. For a single token, how many independent random numbers determine which of the 4096 features are dropped? What's the correlation between the masks of ranks 0 and 1? (The correlation is 1 for identical masks and 0 for unrelated masks.)
 
 # %% predict="9.a"
 predict("9.a", independent=1024, correlation=1)
 
 # %% [markdown] task="9.1" title="Same or different?" difficulty=2 minutes=8
-# Suppose two **replicas** of a model train on different texts, and each replica is split across two ranks. Together, these four ranks should behave like a single process that trains on all the texts. For each random draw in the table below, answer two questions with "same" or "different". Do the two ranks of *one* replica have to draw the same numbers or different ones? And do the two replicas have to draw the same numbers or different ones?
+# Suppose you train two **replicas** of a model on different texts, and you split each replica across two ranks. Together, these four ranks should behave like a single process that trains on all the texts. The table below lists eight kinds of random draws. Answer two questions about each of them with "same" or "different". Do the two ranks of *one* replica have to draw the same random numbers or different ones? And do the two replicas have to draw the same random numbers or different ones?
 #
 # | name | what is drawn |
 # |---|---|
@@ -80,7 +80,7 @@ predict("9.a", independent=1024, correlation=1)
 # | `batch` | the texts for the next training step |
 # | `token` | the next token, if each replica should continue the same text in its own way |
 #
-# The check runs a small model on four ranks and follows your table for one draw at a time.
+# The check runs a small model on four ranks and tries your answers for one kind of draw at a time.
 
 
 # %% exercise="9.1"
@@ -101,15 +101,15 @@ def same_or_different() -> dict[str, tuple[str, str]]:
 
 
 # %% [markdown] hints="9.1"
-# 1. For the first question, look at the tensor's shape. Does every rank of a replica have the full tensor, or does each rank have its own shard? What goes wrong if the ranks drop different elements of a tensor that all of them have in full? What goes wrong if each rank has its own shard, and all ranks drop the elements at the same positions?
-# 2. For the second question, remember that the replicas are copies of *one* set of weights but work on different texts. Which draws determine the initial weights, and which draws affect tensors that are computed from a text?
-# 3. For `norm`, `embedding`, `after_g`, `batch`, and `token`, every rank of a replica needs the full tensor, so both ranks have to draw the same numbers. Only `norm` and `shard` determine initial weights, so only these two draws are the same in both replicas.
+# 1. For the first question, look at the tensor's shape. Does every rank of a replica hold the full tensor, or does each rank hold its own shard? If all ranks hold the full tensor, what goes wrong when they drop different elements of it? If each rank holds its own shard, what goes wrong when all ranks drop the elements at the same positions?
+# 2. For the second question, remember that the replicas are copies of *one* set of weights, but they train on different texts. Which of the eight draws determine initial weights? Which of them affect tensors that depend on the text?
+# 3. For `norm`, `embedding`, `after_g`, `batch`, and `token`, the two ranks of a replica need identical tensors, so they have to draw the same random numbers. Only `norm` and `shard` determine initial weights, which have to be the same in both replicas. All the other draws have to differ between the replicas.
 
 # %% check="9.1"
 check("9.1", same_or_different)
 
 # %% [markdown]
-# The picture below shows the masks for two rows of your table, `after_g` and `inside`. Four ranks started from the same seed, and each rank drew one mask per row. The filled elements are kept.
+# The next cell starts four ranks from the same seed, and each rank draws two dropout masks. The first mask is for `after_g`, the output of the MLP after g. The second mask is for `inside`, the rank's own features inside the MLP. The filled elements are kept.
 
 
 # %%
@@ -124,21 +124,21 @@ viz.masks(
 )
 
 # %% [markdown]
-# The masks for `after_g` are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their tensors equal.
+# The masks for the output of the MLP are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their copies equal.
 #
-# The masks for `inside` are wrong. Inside the MLP, the four ranks have different columns of one large tensor, and a single process would draw a separate random number for each element. With a shared seed, the ranks draw only a quarter as many different numbers, and each number decides about four elements. This makes dropout coarser, because the share of a token's elements that it keeps varies $\sqrt{p}$ times as much. With a different seed on every rank, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
+# The masks inside the MLP are wrong. There, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, the four ranks draw only a quarter as many different numbers, because each number decides about one element on every rank. So the share of a token's elements that dropout keeps varies more than it should: its standard deviation is $\sqrt{p}$ times as large. If every rank had its own seed, the masks inside the MLP would be right, but the masks after g would be wrong.
 #
 # ## Three streams
 #
-# So a rank needs several **streams** of random numbers, and each stream needs its own seed.
+# So a rank needs several **streams** of random numbers, and each stream starts from its own seed.
 #
-# | stream | what's drawn from it | which ranks draw the same numbers |
+# | random stream | what's drawn from it | which ranks draw the same numbers |
 # |---|---|---|
 # | `init` | initial values, as in exercise 4.4 | all ranks of all replicas |
 # | `replicated` | masks for tensors that every rank has in full | the ranks of one replica, no matter how many there are |
 # | `sharded` | masks for a rank's own shard of a tensor | no two ranks |
 #
-# How should you choose the seeds? If you use `seed + 1` for `replicated` and `seed + rank` for `sharded`, rank 1 draws the same numbers from both streams. And there's another trap:
+# How should you choose the seeds? Suppose you use `seed + 1` for the stream `replicated` and `seed + rank` for the stream `sharded`. On rank 1, these two seeds are the same, so rank 1 would draw the same numbers from both streams. The next cell shows another trap:
 
 # %%
 generators = [torch.Generator().manual_seed(seed) for seed in (7, 7 + 2**32)]
@@ -146,10 +146,10 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 
 
 # %% [markdown]
-# On a CPU, torch only uses the last 32 bits of a seed, so both generators return the same numbers.
+# On a CPU, torch only uses the last 32 bits of a seed. The two seeds in this cell differ only in a higher bit, so both generators return the same numbers.
 
 # %% [markdown] task="9.2" title="Seeds that never meet" difficulty=2 minutes=8
-# Return the seeds of a rank's three streams. Two streams should have the same seed if, and only if, the table above asks for the same numbers. This has to be true for every nonnegative `seed`, with up to 1000 ranks per replica and up to 1000 replicas. (So don't use a hash. Among a million hashes, some agree in the last 32 bits.)
+# Return the seeds of a rank's three random streams. If two streams should draw the same numbers according to the table above, they need the same seed. Otherwise, they need different seeds. This has to be true for every nonnegative `seed`, with up to 1000 replicas and up to 1000 ranks per replica. (A hash function wouldn't work, because among a million hashes, some have the same last 32 bits.)
 
 
 # %% exercise="9.2"
@@ -165,8 +165,8 @@ def stream_seeds(seed, rank, world_size, copy=0):
 
 
 # %% [markdown] hints="9.2"
-# 1. Draw a number line, and mark the seeds that all the ranks of replica 0 use. What's the first seed that replica 1 can use without a collision?
-# 2. The seed of `init` must not depend on the rank or on the replica. The seed of `replicated` depends on the replica only, and the seed of `sharded` depends on both. Between one replica's seeds and the next replica's seeds, leave room for 1000 ranks.
+# 1. Draw a number line, and mark all the seeds that the ranks of replica 0 use for their random streams. What's the smallest seed that replica 1 can use without a collision?
+# 2. For the stream `init`, all ranks of all replicas need the same seed. For the stream `replicated`, the seed depends on the replica but not on the rank. For the stream `sharded`, the seed depends on both the replica and the rank, so reserve enough seeds for the 1000 ranks of each replica.
 # 3. With `first = seed + 1 + 2000 * copy`, you can use `seed` for `init`, `first` for `replicated`, and `first + 1 + rank` for `sharded`.
 
 # %% check="9.2"
@@ -181,7 +181,7 @@ viz.table(
 # %% [markdown]
 # ## Swap the state
 #
-# You can't tell `F.dropout` which stream to use, because it always draws from torch's **current state**. So before dropout, you have to put the stream's state into torch's generator, and after dropout, you have to restore the previous state. A state is just a tensor of bytes, and the two functions below read it and write it.
+# You can't tell `F.dropout` which random stream to use, because it always draws from torch's default generator. So before dropout, you have to copy the stream's state into the default generator, and after dropout, you have to restore the default generator's previous state. We'll call the state of the default generator torch's **current state**. It's just a tensor of bytes, and the two functions below read it and write it.
 
 
 # %% tags=["setup"]
@@ -196,7 +196,7 @@ def set_state(state):
 
 
 # %% [markdown]
-# A **tracker** stores the states of several streams. Its method `fork` makes torch draw from one of these streams inside a `with` block:
+# A **tracker** stores the states of several random streams. Its method `fork` makes torch draw from one of these streams inside a `with` block:
 #
 # ```python
 # with tracker.fork("sharded"):
@@ -204,18 +204,18 @@ def set_state(state):
 # x = torch.rand(3)          # draws from the current state, as if nothing had happened
 # ```
 #
-# When you fork "sharded" again, the stream has to continue where it stopped. If it started from its seed again, every training step would drop the same elements.
+# When you fork the stream "sharded" again, it has to continue where it stopped. If it started from its seed again, dropout would draw the same mask in every training step.
 #
 # To write a method like `fork`, you can decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after the `yield` runs when the block ends. If the block raises an exception, Python raises that exception at the `yield`.
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
-# Write the tracker with the help of `get_state` and `set_state`. To get the first state of a stream, you can use a separate generator, `torch.Generator(device())`, with its methods `manual_seed(seed)` and `get_state()`.
+# Write the tracker with the help of `get_state` and `set_state`. To get the initial state of a stream, you can create a separate generator, `torch.Generator(device())`, and call its methods `manual_seed(seed)` and `get_state()`.
 #
-# - `add` raises a `ValueError` if the name or the seed is already taken, and then it adds nothing. A seed stays taken forever. Adding a stream doesn't change the numbers that torch draws from its current state.
+# - `add` adds a stream. If the name or the seed of the stream is already taken, `add` raises a `ValueError` and leaves the tracker as it was. A seed that has been used once can never be used again. Adding a stream must not change the numbers that torch draws from its default generator.
 #
-# - `fork` stores how far the stream has advanced and restores torch's current state, even if the `with` block raises an exception. The caller has to see that exception. Forks of different names may be nested. A name that wasn't added raises an error.
+# - `fork` takes the name of a stream and raises an error if there's no such stream. At the end of the `with` block, `fork` stores the new state of the stream and restores torch's previous state, even if the block raises an exception. The exception must still reach the caller. It must be possible to nest the forks of different streams.
 #
-# - `state_dict` returns the current states of all streams. Whatever happens later must not change the states that it returned. `load_state_dict` continues from states that `state_dict` returned, in the same tracker or in another one with the same names. All seeds that were taken before stay taken.
+# - `state_dict` returns the current states of all streams. When the tracker's states change later, the states that `state_dict` has returned must stay the same. `load_state_dict` takes such states and continues all streams from there, in the same tracker or in another tracker with the same stream names. `load_state_dict` must not make any used seed available again.
 
 
 # %% exercise="9.3"
@@ -264,18 +264,18 @@ class RNGTracker:
 
 
 # %% [markdown] hints="9.3"
-# 1. When you set torch's state, you overwrite the state that torch had before. What do you have to save first, and where? While `fork` waits at its `yield`, the caller's block is running. Which lines of `fork` have to run even if that block raises an exception?
-# 2. In `add`, create a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, save torch's current state in a local variable, set torch's state to the stream's state, and `yield`. Then store the stream's new state, and restore the state that you saved. Put these last two steps in a `finally` clause. Since `get_state` returns a new tensor each time, you don't have to copy what it returns.
-# 3. In `fork`, write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. Have `state_dict` return a copy of the dictionary, `dict(self.states)`. Have `load_state_dict` store a copy, too.
+# 1. When you write a state into torch's generator, you overwrite its previous state. What do you have to save first, and where? While `fork` waits at its `yield`, the code in the caller's `with` block runs. Which lines of `fork` have to run even if that code raises an exception?
+# 2. In `add`, create a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, save torch's current state in a local variable, write the stream's state into torch's generator, and `yield`. After the `yield`, store the stream's new state, and restore torch's state from the local variable. Put these last two steps in a `finally` clause. You don't have to copy any states, because `get_state` returns a new tensor each time.
+# 3. In `fork`, write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. In `state_dict`, return a copy of the dictionary, `dict(self.states)`. In `load_state_dict`, store a copy of its argument, too.
 
 # %% check="9.3"
 check("9.3", RNGTracker)
 
 
 # %% [markdown]
-# Let's try your tracker and your seeds on two ranks. In each of two steps, every rank draws three masks: one from torch's current state, one from "replicated", and one from "sharded". Between the two steps, rank 0 draws an extra number for a log message.
+# Let's try your tracker and your seeds on two ranks. In each of two steps, every rank draws three dropout masks: one from torch's current state, one from the stream "replicated", and one from the stream "sharded". Between the two steps, rank 0 draws an extra random number for a log message.
 #
-# **Predict.** In step 2, do the two ranks draw the same mask from torch's current state? Do they draw the same mask from "replicated"? And from "sharded"? (Write `True` or `False`.)
+# **Predict.** In step 2, do the two ranks draw the same mask from torch's current state? Do they draw the same mask from the stream "replicated"? And do they draw the same mask from the stream "sharded"? (Write `True` or `False`.)
 
 # %% predict="9.b"
 predict("9.b", current=False, replicated=True, sharded=False)
@@ -311,12 +311,12 @@ ranks = launch(two_steps, 2)
 viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 
 # %% [markdown]
-# That's why "replicated" needs a state of its own. Torch's current state also starts out the same on all ranks, but sooner or later, some code draws from it on just one rank.
+# That's why we need a separate stream "replicated". Torch's default generator also starts from the same seed on all ranks, but sooner or later, some code draws from it on only one rank.
 
 # %% [markdown]
 # ## Dropout in your block
 #
-# Now let's add dropout to your block from chapter 06, in four places. Two of these places are between f and g, where each rank has its own heads and its own columns. The other two come after g.
+# Now let's add dropout to your transformer block from chapter 06, in four places. Two of these places are between f and g, where each rank has its own attention heads and its own columns of the MLP. The other two places come after g, where every rank has the full tensor.
 
 
 # %% tags=["setup"]
@@ -361,7 +361,7 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# We'll train this block on two ranks in three ways: with the right streams, with all four masks from "sharded", and with all four masks from "replicated".
+# We'll train this block on two ranks in three ways. The first run uses the right streams. The second run draws all four masks from the stream "sharded", and the third run draws all four masks from the stream "replicated".
 
 
 # %%
@@ -416,7 +416,7 @@ def train(only=None):
 
 
 # %% [markdown]
-# **Predict.** Which wrong choice, "sharded" or "replicated", makes the two ranks report different losses in the first step? Which choice makes the replicated parameters drift apart? And with which choice do the losses and the drift look perfectly healthy?
+# **Predict.** If all masks come from a single stream, which choice of the stream, "sharded" or "replicated", makes the two ranks report different losses in the first step? Which choice makes their replicated parameters drift apart? And with which choice do the losses and the replicated parameters look perfectly healthy?
 
 # %% predict="9.c"
 predict("9.c", two_first_losses="sharded", drift="sharded", looks_healthy="replicated")
@@ -440,20 +440,20 @@ for name, only in (
 viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN)):.4f}")
 
 # %% [markdown]
-# If all masks come from "sharded", the ranks compute with different tensors after g, so they report different losses in the very first step. Then their replicated parameters drift apart. That's bad, but at least you can see it.
+# If all masks come from the stream "sharded", the two ranks drop different elements of the same tensor after g. From then on, they compute with different tensors, so they report different losses in the very first step, and their replicated parameters drift apart. That's bad, but at least you can see it in the table.
 #
-# If all masks come from "replicated", there's *nothing* to see. The ranks agree perfectly, and the last loss is even slightly *lower* than with the right streams. (It was lower for five of the six seeds that we tried.) Only the masks themselves reveal the mistake, because the share of elements that they keep varies $\sqrt{2}$ times as much as it should.
+# If all masks come from the stream "replicated", there's *nothing* suspicious to see. The ranks agree perfectly, and the final loss is even slightly *lower* than with the right streams. (The loss was lower for five of the six seeds that we tried.) Only the masks themselves reveal the mistake. The standard deviation of the share of elements that dropout keeps is $\sqrt{2}$ times as large as it should be.
 #
 # ## Fix it
 #
-# Megatron-Core runs its blocks in two contexts, one for the random state and one for 8-bit precision. In June 2023, a developer combined the two contexts and got a single word wrong. A user reported the mistake in July 2024 (NVIDIA/Megatron-LM issue 903). In October 2024, a maintainer wrote that nobody had studied how the mistake affected training, because many of their own models don't use dropout (issue 1256). Only models with sequence parallelism were affected, which is the topic of chapter 12.
+# Megatron-Core runs its transformer blocks inside two context managers. One of them selects a stream of the tracker, and the other one switches to 8-bit precision. In June 2023, a developer combined the two context managers in one `with` statement and got a single word wrong. A user reported the bug in July 2024 (NVIDIA/Megatron-LM issue 903). In October 2024, a maintainer wrote that nobody had studied how the bug affected training, because many of the team's own models don't use dropout (issue 1256). The bug only affected models that use sequence parallelism, which you'll meet in chapter 12.
 #
-# The next cell contains your block with the same mistake. Your tracker and your seeds are fine, and yet the two ranks drop the same elements of their own heads and columns.
+# The next cell contains your block with the same bug. Your tracker and your seeds are fine, and yet both ranks drop the same elements of their own heads and of their own MLP columns.
 
 # %% [markdown] task="9.4" title="Fix the block that forgot its streams" difficulty=2 minutes=8
-# Find out which stream the masks are really drawn from, and why. Then fix `forward`. `self.precision()` returns the context in which the block's four linear layers have to run, for example `torch.autocast("cuda", torch.bfloat16)`. By default, this context does nothing.
+# Find out where the random numbers for the masks really come from, and why. Then fix `forward`. The block's four linear layers have to run inside the context manager that `self.precision()` returns, for example `torch.autocast("cuda", torch.bfloat16)`. By default, this context manager does nothing.
 #
-# In eval mode, nothing is dropped. The check runs the block several times, including once with a rate of 2, which makes `F.dropout` raise an exception.
+# In eval mode, the block must not drop any elements. The check runs the block several times, including once with an impossible dropout rate of 2, which makes `F.dropout` raise an exception.
 
 
 # %% exercise="9.4"
@@ -487,23 +487,23 @@ class MixedPrecisionBlock(Block):
 
 
 # %% [markdown] hints="9.4"
-# 1. Add a `print` to your tracker's `fork`, before its `yield`, and run the block on one rank. How often does `fork` print something? What does Python do with the object that follows the word `with`?
-# 2. What's the value of `3 and 5`? If the first operand of `and` is true, the result is the second operand. So which of the two contexts does `with a and b:` enter?
-# 3. `with a, b:` enters both contexts. Replace each `and` with a comma.
+# 1. Add a `print` to your tracker's `fork` before the `yield`, and run the block on one rank. How many times does `fork` print something? What does Python do with the object that follows the word `with`?
+# 2. What's the value of `3 and 5`? If the first operand of `and` is true, the value of the expression is the second operand. So which of its two context managers does the statement `with a and b:` enter?
+# 3. The statement `with a, b:` enters both context managers. In `forward`, replace each `and` with a comma.
 
 # %% check="9.4"
 check("9.4", MixedPrecisionBlock)
 
 # %% [markdown]
-# Python treats a context manager as true, so the value of `a and b` is simply `b`. The `with` statement never enters `a`, and Python doesn't complain. So all four masks came from torch's current state, which is the same on all ranks.
+# Python treats these context managers as true, so the value of `a and b` is simply `b`. The `with` statement never enters the tracker's fork, and Python doesn't complain. So all four masks were drawn from torch's default generator, which is in the same state on all ranks.
 #
 # ## Run it again
 #
-# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block stores only its input. When the backward pass reaches the block, the block runs its forward pass a second time.
+# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block stores only its input. When the backward pass reaches the block, the block's forward pass runs a second time. This second run is called **recomputation**.
 #
-# But does the second run drop the same elements? Before the second run, `torch.utils.checkpoint` restores the state that torch's generator had before the first run. Let's try it with $y = \mathrm{dropout}(x)^2$ at $x = 1$, where the correct gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
+# But does the recomputation drop the same elements as the first run? With torch's default generator, it does. Before the recomputation, `torch.utils.checkpoint` restores the state that the default generator had before the first run. But what happens if dropout draws from one of your tracker's streams? Let's try both with $y = \mathrm{dropout}(x)^2$ at $x = 1$, where the correct gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
 #
-# **Predict.** The rate is 0.5. What share of the gradients is correct if dropout draws from torch's current state? What share is correct if dropout draws from a stream of your tracker? (Write numbers between 0 and 1.)
+# **Predict.** The dropout rate is 0.5. What share of the gradient's elements is correct if dropout draws from torch's current state? What share is correct if dropout draws from a stream of your tracker? (Write numbers between 0 and 1.)
 
 # %% predict="9.d"
 predict("9.d", current_state=1, tracker=0.5)
@@ -538,14 +538,14 @@ def table_of(run_again):
 table_of(torchs_own)
 
 # %% [markdown]
-# With your tracker's streams, half of the gradients are wrong, namely those of the elements that were kept in only one of the two runs. Torch doesn't know about your tracker, so in the second run, dropout draws the stream's next numbers instead of repeating the first ones. You wouldn't notice, because the loss is still correct.
+# With your tracker's streams, half of the gradient's elements are wrong. A gradient is wrong if its element of $x$ was kept in one of the two runs and dropped in the other one. Torch doesn't know about your tracker, so in the recomputation, dropout draws the next numbers of the stream instead of repeating the numbers of the first run. You wouldn't notice this bug, because the loss is still correct.
 #
-# You can solve this problem with `context_fn`, an argument of `torch_checkpoint`. It takes a function without arguments that returns two context managers, one for each run. `nullcontext()` is a context manager that does nothing.
+# To solve this problem, you can use `context_fn`, an argument of `torch_checkpoint`. You pass it a function that takes no arguments and returns two context managers. Torch enters the first context manager for the first run and the second one for the recomputation. If you don't need one of them, use `nullcontext()`, a context manager that does nothing.
 
 # %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
-# Write `checkpoint` with the help of `torch_checkpoint`. The second run of a function has to draw from the tracker's streams as they were when *its own* first run began. After the second run, all states must be as if the function had run only once.
+# Write `checkpoint` with the help of `torch_checkpoint`. When a function is recomputed, it has to draw from the tracker's streams as they were when *its own* first run began. After the recomputation, the states of all streams must be the same as if the function had run only once.
 #
-# The tracker has the methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. Your function should also work if several blocks are checkpointed one after another, and if the block's weights need gradients but `x` itself doesn't.
+# The tracker has the methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. Your function should also work if a model checkpoints several blocks one after another, and if the weights of a block need gradients but its input `x` doesn't.
 
 
 # %% exercise="9.5"
@@ -568,8 +568,8 @@ def checkpoint(function, *args, tracker):
 
 
 # %% [markdown] hints="9.5"
-# 1. The second run begins long after your function has returned. Which states does the second run need to start from? When is the last chance to save these states?
-# 2. Call `tracker.state_dict()` before the first run. Then write a context manager `replay` for the second run. At the beginning of the second run, it saves the current states of the streams and loads the states from before the first run. At the end of the second run, it loads the states that it saved.
+# 1. The recomputation begins long after your function `checkpoint` has returned. Which states do the tracker's streams need at the beginning of the recomputation? When is the last chance to save these states?
+# 2. Call `tracker.state_dict()` before the first run. Then write a context manager `replay` for the recomputation. When the recomputation begins, `replay` saves the current states of the streams and loads the states from before the first run. When the recomputation ends, `replay` loads the states that it saved at the beginning.
 # 3. Decorate `replay` with `@contextmanager`. Inside, write `now = tracker.state_dict()` and `tracker.load_state_dict(before_first_run)`, then `try: yield`, then `finally: tracker.load_state_dict(now)`. Return `torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))`.
 
 # %% check="9.5"
@@ -579,9 +579,9 @@ check("9.5", checkpoint)
 table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 
 # %% [markdown]
-# The animation below shows random numbers as tapes that dropout reads from left to right. Each rank has one tape per stream and one for torch's current state.
+# In the animation below, each row of boxes is a random stream, and each box is one random number. Dropout reads the numbers from left to right. Each rank has a row for torch's default generator and a row for each of its tracker's two streams.
 #
-# ![An animation with three tapes of random elements for each of two ranks. Dropout reads the next four elements of a tape. The replicated tapes of both ranks are the same, and the sharded tapes differ. When rank 0 draws an extra number, only its own torch tape moves. In the second run of step 2, torch's checkpointing continues to read the tapes, so the masks are wrong. Your checkpointing first goes back to a flag, so the masks are right.](pictures/tapes.svg)
+# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. When your checkpointing recomputes step 2, it first returns each stream to a position that's marked with a flag, so the masks are the same as in the first run.](pictures/tapes.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -589,9 +589,9 @@ table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 #
 # </details>
 #
-# How much memory does checkpointing save, and what does it cost? Let's measure both with your block from exercise 9.4.
+# How much memory does activation checkpointing save, and how much communication does it add? Let's measure both with your block from exercise 9.4.
 #
-# **Predict.** On two ranks, your block runs two all-reduces in the forward pass and two in the backward pass. How many all-reduces run in the backward pass if the block is checkpointed?
+# **Predict.** On two ranks, your block calls two all-reduces in the forward pass and two all-reduces in the backward pass. If the block is checkpointed, how many all-reduces run in the backward pass?
 
 # %% predict="9.e"
 predict("9.e", backward=4)
@@ -615,7 +615,7 @@ viz.table(
 )
 
 # %% [markdown]
-# A checkpointed block stores only its input `x`, no matter how many ranks there are. In return, each g in the block runs a second time.
+# A checkpointed block stores only its input `x`, which has the same size on any number of ranks. In return, the forward pass of each g runs a second time, so the backward pass contains two more all-reduces.
 
 # %%
 symptoms(9)
@@ -625,25 +625,25 @@ symptoms(9)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, checkpoints, and what "the same model" means</summary>
 #
-# - **Megatron-Core** has your tracker in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and like yours, it refuses names and seeds that are already taken. Torch's current state plays the role of "replicated". The stream for sharded draws gets the seed `seed + 2718 + rank`, where 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process would use a different mask for each text. Still, repeating a mask across replicas does less harm than repeating it within a replica.
+# - **Megatron-Core** has a tracker like yours in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it also refuses names and seeds that are already taken. Instead of a stream "replicated", Megatron-Core uses torch's default generator. The seed of the stream for sharded tensors is `seed + 2718 + rank`, and a comment says that 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process would use a different mask for each text. Still, repeating a mask across replicas does less harm than repeating it within a replica.
 #
-# - **Text generation.** In OpenAI's reference implementation of gpt-oss, each rank samples the next token on its own. If one rank ever draws an extra number, the ranks write different texts, as they did at the beginning of this chapter (openai/gpt-oss issue 270, August 2026).
+# - **Text generation.** In OpenAI's reference implementation of gpt-oss, each rank samples the next token on its own. If one rank ever draws an extra random number, the ranks generate different texts, just like the two ranks at the beginning of this chapter (openai/gpt-oss issue 270, August 2026).
 #
-# - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. For GPT-3's embedding table, which has 51,200 padded rows of 12,288 elements, the full weight takes up 2.52 GB in float32 on every rank. Megatron-Core uses a cheaper method, which you met as `shard` in exercise 9.1. Each rank draws only its own shard, inside a fork of the tracker, which takes up 0.31 GB on eight ranks. (The standard deviation doesn't depend on the shard's shape.) In return, the initial weights depend on the number of ranks. In tplab, you can choose this method with the option `per_rank_init=True`.
+# - **Initial values.** In chapter 04, every rank drew the full weight and kept only its own shard. GPT-3's embedding table has 51,200 padded rows of 12,288 elements, so every rank would need 2.52 GB for the full table in float32. Megatron-Core uses a cheaper method, which you met as `shard` in exercise 9.1. Each rank draws only its own shard, inside a fork of the tracker, and this shard takes up 0.31 GB on eight ranks. (The standard deviation of the elements doesn't depend on the shard's shape.) In return, the initial weights depend on the number of ranks. In tplab, you can choose this method with the option `per_rank_init=True`.
 #
-# - **Checkpoints of a training run** must contain the states of *every* rank's tracker. In August 2026, a developer found that Megatron-LM saved some streams on a single rank and restored them on many others. When a training run with experts was resumed on 256 ranks, the stream that the experts draw from was wrong on 252 of them (NVIDIA/Megatron-LM pull request 6858).
+# - **Checkpoints of a training run** must contain the states of *every* rank's tracker. In August 2026, a developer found that Megatron-LM saved some of the streams on a single rank and then loaded these states on many other ranks. After a training run with experts was resumed on 256 ranks, 252 of the ranks had the wrong state in the stream that the experts draw from (NVIDIA/Megatron-LM pull request 6858).
 #
-# - **Activation checkpointing** went wrong in the training library OLMo-core, because the library didn't restore torch's own state before the second run. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828, August 2026).
+# - **Activation checkpointing** had a similar bug in the training library OLMo-core, which didn't restore the state of torch's default generator before the recomputation. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828, August 2026).
 #
-# - **PyTorch's DTensor** doesn't need any streams, but it needs a GPU. A GPU's generator computes its random numbers from a seed and an offset, so each rank can jump to the offset of its own shard. On a CPU, the class that does this (`OffsetBasedRNGTracker`) raises an error.
+# - **PyTorch's DTensor** doesn't need several random streams, but it needs a GPU. A GPU's generator computes its random numbers from a seed and an offset, so each rank can jump directly to the offset of its own shard. A CPU's generator can't do that, so the class `OffsetBasedRNGTracker` raises an error on a CPU.
 #
-# - **What does "the same model" mean?** If dropout is only used after g, your training runs on 1, 2, and 4 ranks agree to the last digits. If dropout is also used inside the blocks, the three runs differ, although nothing is wrong. If you put the masks of two ranks side by side, you don't get the mask that a single rank would have drawn, but you get one that's just as random.
+# - **What does "the same model" mean?** If a model only uses dropout after g, your training runs on 1, 2, and 4 ranks agree to the last digits. If the model also uses dropout between f and g, the three training runs differ, although nothing is wrong. Two ranks draw different masks for their shards than a single rank would draw for the full tensor, but these masks are just as random.
 #
 # </details>
 #
 # ## Your library so far
 #
-# Your library can draw random numbers now. The table below ends with a command that trains your block with dropout and activation checkpointing on two processes.
+# Your library now draws the right random numbers on every rank. The table below ends with a command that trains your block with dropout and activation checkpointing on two processes.
 
 # %%
 from tplab.course import library
@@ -651,4 +651,4 @@ from tplab.course import library
 library(9)
 
 # %% [markdown]
-# You've now built every part of a GPT. How many lines of code does it take to put the parts together? And in which order should these parts go, so that nothing is sent twice?
+# You've now built every part of a GPT. How many lines of code does it take to put these parts together? And in which order should the parts come, so that the ranks never send anything twice?

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12 · Sequence parallel
 #
-# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. On 8 GPUs, these activations are almost half of what each GPU saves for the backward pass in a layer of GPT-3, and adding more GPUs won't make them any smaller. Could each rank do just its share of the work? Yes, and the trick is to stop every all-reduce halfway. You'll often read that this trick doesn't cost any extra communication. We'll see whether that's true.
+# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. If you train GPT-3 on 8 GPUs, these activations are almost half of what each GPU saves per layer for the backward pass, and adding more GPUs won't make them any smaller. Could each rank do just its share of the work? Yes, if you split every all-reduce into its two halves and do the work in between. You'll often read that this method doesn't cost any extra communication. We'll see whether that's true.
 #
 # By the end of this chapter, you'll have trained a small GPT whose activations are sharded everywhere, even where they used to be replicated. You need chapters 01, 03, 09, and 10. About 75 minutes.
 
@@ -33,13 +33,13 @@ from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 # %% [markdown]
 # ## Time for a break
 #
-# Let's look at the end of an MLP on two ranks. There are two tokens with one feature each, and each rank has just computed its term of the output. Rank 0 has the terms 1 and 2, one per token, and rank 1 has the terms 10 and 20. The operator g adds up these terms, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize the result. They do exactly the same work with exactly the same numbers, and both of them save the results for the backward pass.
+# Let's look at the end of an MLP on two ranks. There are two tokens with one feature each, and each rank has just computed a partial sum of the output for both tokens. Rank 0 has the partial sums 1 and 2, and rank 1 has the partial sums 10 and 20. The operator g adds the partial sums with an all-reduce, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize the result. They do exactly the same work with exactly the same values, and both of them save the results for the backward pass.
 #
-# How does g compute the sums? In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**. After that, rank 0 has the sum for token 0, which is 11, and rank 1 has the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of every all-reduce, there's a moment when the sum for each token is on exactly one rank.
+# How does the all-reduce compute these sums? In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**, which leaves rank 0 with the sum for token 0, which is 11, and rank 1 with the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of an all-reduce, the sum for each token is on exactly one rank.
 #
-# Bias, dropout, residual, and norm treat each token separately. So let's take a break in the middle of the all-reduce! Each rank does all of this work for its own tokens only, and the all-gather waits until the next matmul needs all the tokens. This is called **sequence parallelism** (Korthikanti et al. 2022).
+# The bias, the dropout, the residual connection, and the norm treat each token separately. So let's take a break between the reduce-scatter and the all-gather! During the break, each rank does all of this work for its own tokens only. The all-gather waits until the next matmul needs all the tokens. This method is called **sequence parallelism** (Korthikanti et al. 2022).
 #
-# **Predict.** Suppose four ranks hold terms of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does each rank send if it does other work between the reduce-scatter and the all-gather?
+# **Predict.** Suppose four ranks hold partial sums of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does each rank send if it does other work between the reduce-scatter and the all-gather?
 
 # %% predict="12.a"
 predict("12.a", all_reduce=6144, gather_and_scatter=6144)
@@ -65,9 +65,9 @@ print("the same output:", torch.equal(*(run.pop("out") for run in runs.values())
 viz.table([{"a break": answer} | run for answer, run in runs.items()])
 
 # %% [markdown]
-# The animation below shows the break in a real run. Watch the small squares on the right, which show the saved activations.
+# The animation below shows a real run with sequence parallelism. The small squares on the right show the activations that each rank has saved for the backward pass.
 #
-# ![An animation with four ranks and four tokens. In three steps, a reduce-scatter computes the sum for one token on each rank. Then the communication stops. Each rank applies bias, dropout, residual, and norm to its own token, so it saves one token instead of four. In three more steps, an all-gather copies all the tokens to every rank. In total, the ranks send exactly as many bytes as in an all-reduce without a break.](pictures/pause.svg)
+# ![An animation of four ranks and four tokens. First, a reduce-scatter takes three steps to compute the sum for one token on each rank. Then the communication pauses, and each rank applies the bias, the dropout, the residual connection, and the norm to its own token. So each rank saves the activations of one token instead of four. Finally, an all-gather takes three steps to copy all the tokens to every rank. In total, the ranks send exactly as many bytes as in an ordinary all-reduce.](pictures/pause.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -75,7 +75,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # </details>
 #
-# Now it's your turn to take f and g apart. Here's the kind of block you know from chapter 10. The block's `inner` module, which is either attention or an MLP, needs all the tokens and returns this rank's *term* of the output, without the final bias.
+# Now it's your turn. Below is the kind of block you know from chapter 10. The block's `inner` module, which is either attention or an MLP, needs all the tokens and returns this rank's partial sum (its *term*) of the output, without the final bias.
 #
 # ```python
 # def forward(self, x, rng=None):          # x [b, s, h], the same on every rank
@@ -93,9 +93,9 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # - `gather_from_sequence_region(x, group)` collects the tokens of all ranks: [b, s/p, h] → [b, s, h].
 #
-# - `reduce_scatter_to_sequence_region(x, group)` sums the terms of all ranks and returns this rank's slice of the tokens: [b, s, h] → [b, s/p, h].
+# - `reduce_scatter_to_sequence_region(x, group)` sums the terms of all ranks and returns the sums for this rank's tokens: [b, s, h] → [b, s/p, h].
 #
-# Decide where to put these operators, and which lines should work on all the tokens. Think about dropout, too. With `sharded=True`, each rank draws from its own random stream, while with `sharded=False`, all ranks draw the same mask (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and the full tensors `[b, s, h]` that your block saves for the backward pass, besides those that `inner` needs.
+# Decide where to put these operators, and which lines should work on all the tokens. Think about dropout, too. With `sharded=True`, each rank draws its dropout masks from its own random stream, while with `sharded=False`, all ranks draw the same masks (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and how many full tensors `[b, s, h]` your block saves for the backward pass, besides those that `inner` needs.
 
 
 # %% exercise="12.1"
@@ -117,29 +117,29 @@ class SequenceParallelBlock(TensorParallelBlock):
 
 # %% [markdown] hints="12.1"
 # 1. Go through the block above line by line. For each line, decide whether it could work on a single token, or whether it needs all the tokens. Before which line do you have to collect the tokens of all ranks? After which line can each rank continue with only its own tokens?
-# 2. Only `inner` needs all the tokens, so gather right before `inner`, and reduce-scatter right after it. Every rank has the bias and the residual for its own tokens, so you have to add both of them after the reduce-scatter. From then on, no two ranks have the same tokens. So should two ranks draw the same dropout mask?
+# 2. Only `inner` needs all the tokens, so gather the tokens right before `inner`, and reduce-scatter its output right after it. The bias and the residual must be added only once, so add both of them after the reduce-scatter, to this rank's own tokens. From then on, no two ranks have the same tokens. So should two ranks draw the same dropout mask?
 # 3. Apply the norm, `gather_from_sequence_region(y, self.group)`, `self.inner(y, rng)`, and `reduce_scatter_to_sequence_region(y, self.group)`. Then add the bias, apply `dropout(y, self.hidden_dropout, self.training, sharded=True, rng=rng)`, and return `x + y`.
 
 # %% check="12.1"
 check("12.1", SequenceParallelBlock)
 
 # %% [markdown]
-# Did you gather before the norm at first? All the values would still be correct, but each rank would save a full tensor that it doesn't need. That's what makes this chapter treacherous. Most of the mistakes you can make here don't raise an error, and some don't even produce a wrong number.
+# Did you put the gather before the norm at first? All the values would still be correct, but each rank would save a full tensor that it doesn't need. Be careful in this chapter, because most of the mistakes you can make here don't raise an error, and some don't even produce a wrong value.
 #
 # ## The pair
 #
-# So far, we've given you the two operators. What do they do in the backward pass? The operators f and g each communicate in only one of the two passes. The two new operators communicate in both passes.
+# So far, you've used two operators that we wrote for you. What do these operators do in the backward pass? The operators f and g communicate in either the forward pass or the backward pass, but the two new operators communicate in both passes.
 
 # %% [markdown] task="12.2" title="Gather and reduce-scatter" difficulty=3 minutes=12
-# Write both operators. The tokens are dimension 1 of `x`, which may have any number of dimensions after that.
+# Write both operators. Dimension 1 of `x` is the sequence of tokens, and `x` may have any number of dimensions after that.
 #
-# - `dist.all_gather(parts, x)` fills a list of `p` tensors, one from each rank. `dist.reduce_scatter(total, parts)` takes a list of `p` tensors, one *for* each rank. It sums the tensors that all ranks have provided for this rank, and it writes the sum into `total`.
+# - `dist.all_gather(parts, x)` fills a list of `p` tensors with the tensors `x` of all ranks. `dist.reduce_scatter(total, parts)` takes a list of `p` tensors, one *for* each rank. It sums the tensors that all ranks have provided for this rank, and it writes the sum into `total`.
 #
-# - Collectives send the elements in the order in which they're stored, so only pass contiguous tensors. A rank's tokens aren't contiguous if $b > 1$, and a gradient can have any memory layout.
+# - Collectives send the elements of a tensor in the order in which they're stored, so only pass contiguous tensors. The slice of `x` that contains a rank's tokens isn't contiguous if $b > 1$, and a gradient can have any memory layout.
 #
 # - Don't change `x` or `grad_output`.
 #
-# You have to write four methods, but there are only two different things to do. Decide which methods do which.
+# You have to write four methods, but some of them do the same thing, so you only need to implement two different computations. Decide which method needs which computation.
 
 
 # %% exercise="12.2"
@@ -186,19 +186,19 @@ class ReduceScatterToSequence(Function):
 
 
 # %% [markdown] hints="12.2"
-# 1. Start with the two forward methods. Then ask the questions from exercise 3.1 about each backward method. Which ranks' outputs depend on this rank's `x`? Does this rank already have the gradients of all these outputs? For example, after the gather, every rank multiplies all the tokens by its own columns of a weight.
-# 2. In the backward pass of the gather, each rank has one term of the gradient for all the tokens, but it needs the sum for its own tokens. Which of the two forward methods computes exactly that? In the forward pass of the reduce-scatter, this rank's term contributes to the sums for all the tokens. But in the backward pass, each rank has only the gradient for its own tokens. Which forward method collects the gradients for all the tokens?
-# 3. For the gather, start with a contiguous `x` and `parts = [torch.empty_like(x) for _ in range(p)]`. Then call `dist.all_gather(parts, x)`, and return `torch.cat(parts, dim=1)`. For the reduce-scatter, start with `parts = [part.contiguous() for part in x.chunk(p, dim=1)]` and `total = torch.empty_like(parts[0])`. Then call `dist.reduce_scatter(total, parts)`, and return `total`. Each backward method returns `.apply(grad_output)` of the other class.
+# 1. Start with the two forward methods. Then answer two questions about each backward method, as in exercise 3.1. Which ranks' outputs depend on this rank's `x`? Does this rank already have the gradients of all these outputs? For example, after the gather, every rank multiplies all the tokens by its own columns of a weight.
+# 2. In the backward pass of the gather, each rank has a partial sum of the gradient for all the tokens, but it needs the full sum for its own tokens. Which of the two forward methods computes exactly that? In the backward pass of the reduce-scatter, each rank has the gradient of the output for its own tokens, but its input contributed to the outputs for all the tokens. Which forward method collects the gradients for all the tokens?
+# 3. For the gather, start with a contiguous `x` and `parts = [torch.empty_like(x) for _ in range(p)]`. Then call `dist.all_gather(parts, x)`, and return `torch.cat(parts, dim=1)`. For the reduce-scatter, start with `parts = [part.contiguous() for part in x.chunk(p, dim=1)]` and `total = torch.empty_like(parts[0])`. Then call `dist.reduce_scatter(total, parts)`, and return `total`. In the backward method of each class, call `.apply(grad_output)` of the other class, and return the result.
 
 # %% check="12.2"
 check("12.2", GatherFromSequence, ReduceScatterToSequence)
 
 # %% [markdown]
-# So each operator is the backward pass of the other one. In both passes, we've replaced an all-reduce with a reduce-scatter and an all-gather. That's why the traffic stays the same.
+# So the backward pass of the gather is a reduce-scatter, and the backward pass of the reduce-scatter is a gather. In both passes of a block, a reduce-scatter and an all-gather replace one all-reduce. That's why the ranks send as many bytes as before.
 #
 # ## Whose gradient is it?
 #
-# Now we come to the part that people forget. A block adds its final bias to each of its tokens, so the gradient of the bias is the sum of the upstream gradients of all these tokens.
+# Now we come to the part that people forget. A block adds its final bias to every token, so the gradient of the bias is the sum of the upstream gradients of all the tokens.
 #
 # **Predict.** Suppose there are four tokens with one feature each, and their upstream gradients are 1, 2, 3, and 4. Rank 0 has the first two tokens, and rank 1 has the other two. What's the gradient of the bias on each rank? The bias starts at 0 on both ranks. What's the bias on each rank after one step of SGD with a learning rate of 0.1? (Write pairs, with rank 0 first.)
 
@@ -206,7 +206,7 @@ check("12.2", GatherFromSequence, ReduceScatterToSequence)
 predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 
 # %% [markdown]
-# In a single process, the gradient would be 10, and the bias would be -1 after the step. Neither of our two ranks computes these values, and their two copies of the bias aren't even equal anymore. So after each backward pass, we have to add up the gradients of some parameters across ranks. But of which parameters, exactly?
+# In a single process, the gradient of the bias would be 10, and the bias would be -1 after the step. Neither of our two ranks computes these values, and their two copies of the bias are no longer equal. So after each backward pass, we have to sum the gradients of some parameters across ranks. But which parameters need such a sum?
 #
 # Let's find out with a small model. The model has a position embedding for each token, followed by an attention block. Like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share the same weights.
 #
@@ -226,11 +226,11 @@ predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 # In the backward pass, `scatter_to_sequence_region` gathers the gradients of all the tokens.
 
 # %% [markdown] task="12.3" title="Which gradients are only a part?" difficulty=3 minutes=15
-# The model has nine parameters. The weight and the bias of `attention.qkv` and the weight of `attention.out` are sharded. All the other parameters are replicated, so every rank has its own copy of them.
+# The model has nine parameters. Three of them are sharded: the weight and the bias of `attention.qkv`, and the weight of `attention.out`. The other six parameters are replicated, so every rank has its own copy of them.
 #
-# - `partial_gradients` returns the names of the parameters whose gradient on a rank is only one term of a sum over the ranks.
+# - `partial_gradients` returns the names of the parameters whose gradient on a rank is only one term of a sum over all ranks.
 #
-# - `allreduce_sequence_gradients` computes such sums. It receives a `module` in which `param.sequence_parallel` is True for the parameters that need a sum. For all the other parameters, this attribute is False or missing. The tensors are small, and every message has its latency, so use **one** all-reduce for all of them. If a gradient is None, leave it alone. A gradient may be transposed in memory.
+# - `allreduce_sequence_gradients` computes such sums. It receives a `module` in which `param.sequence_parallel` is True for the parameters whose gradients have to be summed. For all the other parameters, this attribute is False or missing. These gradients are small, and every message has its latency, so use **one** all-reduce for all of them. If a gradient is None, leave it alone. A gradient may be transposed in memory.
 #
 # The check runs the model, sums the gradients of the parameters that you've named, and compares all nine gradients with plain PyTorch. It also tries your second function on other modules.
 
@@ -264,22 +264,22 @@ def allreduce_sequence_gradients(module, group=None):
 
 
 # %% [markdown] hints="12.3"
-# 1. For each parameter, ask yourself which tokens and which heads a rank uses it for. If every rank uses the parameter for all the tokens and all the heads, its gradient is complete. If each rank uses its own copy for only some of the tokens or heads, each rank's gradient is only one term of the sum. For the second function, which list of tensors do you concatenate so that you need only one all-reduce? How do you copy each part of the result back into the right gradient?
-# 2. Each rank uses the block's norm and the final bias only for its own tokens. The positions are added to all the tokens, before the scatter. The norms of queries and keys see all the tokens, but how many of the heads do they see? In the second function, concatenate the flattened gradients with `torch.cat`, call `dist.all_reduce` once, `split` the result, and copy each part back with `copy_`.
+# 1. For each parameter, ask yourself which tokens and which heads a rank uses it for. If every rank uses the parameter for all the tokens and all the heads, its gradient is complete. If each rank uses its own copy for only some of the tokens or heads, each rank's gradient is only one term of the sum. For the second function, which gradients do you concatenate so that you need only one all-reduce? How do you copy the parts of the result back into these gradients?
+# 2. Each rank uses the block's norm and the final bias only for its own tokens. The positions are added to all the tokens, before the scatter. Each rank applies the norms of queries and keys to all the tokens, but to how many of the heads? In the second function, concatenate the flattened gradients with `torch.cat`, call `dist.all_reduce` once, `split` the result, and copy each part back with `copy_`.
 # 3. The names are `norm.weight`, `norm.bias`, `bias`, and the weights of both `q_norm` and `k_norm`. In the second function, create `gradients = [p.grad for p in module.parameters() if getattr(p, "sequence_parallel", False) and p.grad is not None]` and `total = torch.cat([g.flatten() for g in gradients])`. After `dist.all_reduce(total, group=group)`, split the result with `parts = total.split([g.numel() for g in gradients])`, and call `g.copy_(part.view_as(g))` for each `g` and `part` in `zip(gradients, parts)`.
 
 # %% check="12.3"
 check("12.3", partial_gradients, allreduce_sequence_gradients)
 
 # %% [markdown]
-# The block's norm and its final bias see only this rank's tokens, so it's no surprise that their gradients are partial. The norms of the queries and keys are trickier. They see *all* the tokens, but only this rank's heads. So you have to sum their gradients even if you never split the sequence at all!
+# Each rank applies the block's norm and its final bias only to its own tokens, so it's no surprise that the gradients of these parameters are partial. The norms of the queries and keys are trickier. Each rank applies these two norms to *all* the tokens, but only in its own heads. So you have to sum the gradients of these norms even if you never split the sequence at all!
 #
-# People really do forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that never summed these gradients. The user described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX had hooks that were supposed to sum the gradients. But the hooks never ran, and if they had run, they would have computed the mean of the gradients instead of the sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
+# People really do forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that never summed these gradients. The user described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). In GPT-NeoX, the code that was supposed to sum the gradients never ran. And if it had run, it would have computed their mean instead of their sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
 
 # %% [markdown]
 # ## Train it
 #
-# Let's train a small GPT on Python code. The GPT is made of your blocks, and its attention layers normalize the queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and their part of the loss. So in this model, all replicated parameters get partial gradients, *including* the position embeddings and the token embeddings. That's why `train` marks all of them.
+# Let's train a small GPT on Python code. The GPT consists of your blocks, and its attention layers normalize the queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and its share of the loss. So in this model, the gradients of *all* replicated parameters are partial, including the gradients of the position embeddings and of the token embeddings. That's why `train` sets `sequence_parallel` for all of these parameters.
 
 # %%
 CONTEXT, BATCH, STEPS, HIDDEN = 32, 8, 40, 64
@@ -349,9 +349,9 @@ print(f"largest difference between the two losses: {apart:.0e}; ranks apart by {
 # %% [markdown]
 # ## The bill
 #
-# How much memory did we save? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Tensor parallelism divides the activations that belong to individual heads or columns by $p$. These are 24 of the 34 bytes, and all of the $5as/h$ bytes for the attention scores. The other 10 bytes store the inputs of norms and matmuls and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
+# How much memory did we save? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Tensor parallelism splits the activations inside attention and the MLP across the ranks. Of the $34 + 5as/h$ bytes, $24 + 5as/h$ belong to these activations, so each rank saves only a $p$-th of them. The other 10 bytes store the inputs of the norms and matmuls and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
 #
-# **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$, how many bytes per element does each rank save with tensor parallelism alone? How many bytes does each rank save if the 10 bytes are divided by 8 as well? How many bytes are left if each rank also recomputes the attention scores in the backward pass instead of saving them?
+# **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$ and tensor parallelism alone, how many bytes per element does each rank save for the backward pass? How many bytes per element does each rank save if you add sequence parallelism, which splits the other 10 bytes across the ranks as well? How many bytes per element are left if each rank also recomputes the attention scores in the backward pass instead of saving them?
 
 # %% predict="12.c"
 predict("12.c", tensor_parallel=23, and_sequence=14.25, and_selective=4.25)
@@ -381,7 +381,7 @@ def show_layer(p, sequence_parallel):
 viz.explore(show_layer, p=(1, 2, 4, 8, 16), sequence_parallel=(False, True), start={"p": 8})
 
 # %% [markdown]
-# That's the theory. Now let's measure a layer made of *your* blocks, and find the catch.
+# That's the theory. Now let's measure how much memory a layer made of *your* blocks really saves.
 
 
 # %%
@@ -419,30 +419,30 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
           title="a layer with b = 2, s = h = 64 and 4 heads on 4 ranks, forward and backward")  # fmt: skip
 
 # %% [markdown]
-# In this layer, $5as/h = 20$, so the ideal would be $(34 + 20)/4 = 13.5$ bytes per element. Your blocks send exactly as many bytes as before, but they save 16.5 bytes per element. Why? The first matmul of each block reads *all* the tokens, and the gradient of its weight depends on all of them again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
+# In this layer, $5as/h = 20$, so we'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. Your blocks send exactly as many bytes as before, but they save 16.5 bytes per element. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
 #
-# The third kind of block avoids that. It saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer. Each all-gather is one half of an all-reduce, so the layer now sends ten of these halves instead of eight. In other words, if you want *everything* to shrink with $p$, you do have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
+# The third kind of block in the table, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer. An all-gather sends half as many bytes as an all-reduce, so the layer now sends ten halves of an all-reduce instead of eight. In other words, if you want *all* the saved activations to shrink with $p$, you have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #
-# The attention scores are the largest part of GPT-3's bill, and they're cheap to recompute, because their inputs Q, K, and V are saved anyway. The paper that introduced sequence parallelism also recommended recomputing the scores, and it called this technique **selective recomputation** (Korthikanti et al. 2022). You can do it with `checkpoint` from chapter 09. Today, most libraries use FlashAttention instead (chapter 00), which never saves the scores and recomputes them inside its own kernel. So selective recomputation matters less than it used to, but every layer still has to save the other 34 bytes per element.
+# Most of the memory for GPT-3's activations is needed for the attention scores, and these scores are cheap to recompute, because their inputs Q, K, and V are saved anyway. The paper that introduced sequence parallelism also recommended recomputing the scores, and it called this technique **selective recomputation** (Korthikanti et al. 2022). You can do it with `checkpoint` from chapter 09. Today, most libraries use FlashAttention instead (chapter 00), which never saves the scores and recomputes them inside its own kernel. So selective recomputation matters less than it used to, but every layer still has to save the other 34 bytes per element.
 #
 # </details>
 #
 # ## Fix it
 #
-# On January 26, 2024, a reader of nanotron's code asked a polite question: is the backward pass of the row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still on its way. In May, another user answered with a new test, which compared the gradient of the layer's input with the correct gradient. No test had done that before. On four ranks, only a quarter of this gradient turned out to be correct. The fix was merged on July 30 (pull request 172).
+# On January 26, 2024, someone who had read the source code of nanotron, a training library, politely asked whether the backward pass of its row-parallel layer was correct (huggingface/nanotron issue 46). To save time, the layer started a matmul before a message had arrived. In May, another user answered with a new test, which compared the gradient of the layer's input with the correct gradient. No test had done that before. On four ranks, only a quarter of this gradient turned out to be correct. The bug was fixed on July 30 (pull request 172).
 #
-# **Predict.** The next exercise has the same bug, in code that doesn't overlap anything. Is the gradient of the layer's *own* weight correct? How many times does the backward pass communicate? (Write True or False, and a number.)
+# **Predict.** The layer in the next exercise has the same bug, although it doesn't overlap communication with computation. Is the gradient of the layer's *own* weight correct? How many times does the backward pass communicate? (Write True or False, and a number.)
 
 # %% predict="12.d"
 predict("12.d", own_weight=True, messages=2)
 
 
 # %% [markdown] task="12.4" title="Gathered too late" difficulty=2 minutes=8
-# This is a row-parallel matmul that ends with a reduce-scatter. In `backward`, each rank receives the gradient for its own tokens. Both `x` and `weight` are correct, and so is the forward pass.
+# The `Function` below is a row-parallel matmul that ends with a reduce-scatter. Its forward pass is correct. In `backward`, each rank receives the gradient of the output for its own tokens, together with the correct `x` and `weight`.
 #
-# Repair `backward`, and don't send more than you have to. (Autograd doesn't record anything inside a `Function`, so the two operators are just collectives here.) The check compares both gradients with plain PyTorch, and it counts the messages.
+# Repair `backward`, and don't send more bytes than you have to. (Autograd doesn't record anything inside a `Function`, so the two operators are just collectives here.) The check compares both gradients with plain PyTorch, and it counts the messages.
 
 
 # %% exercise="12.4"
@@ -470,7 +470,7 @@ class RowParallelMatmul(Function):
 
 
 # %% [markdown] hints="12.4"
-# 1. Suppose there are two ranks and two tokens. Which row of `dy` does rank 0 have, and which rank's weight is it multiplied by? Now look at the gathered result on rank 0. Which rank's weight was used to compute the row that came from rank 1? Which rank's weight should have been used?
+# 1. Suppose there are two ranks and two tokens. Which row of `dy` does rank 0 have, and which rank's weight does the broken code multiply this row by? Now look at the gathered result on rank 0. Which rank's weight was used to compute the row that came from rank 1? Which rank's weight should have been used?
 # 2. Rank 0 needs `dx` for its own columns of `x`, but for all the tokens. So rank 0 has to multiply all the rows of `dy` by its own weight. Which tensor do you have to gather, and before which line?
 # 3. Gather the gradient first, with `dy = gather_from_sequence_region(dy)`. Then compute `dx = dy @ weight`. For the gradient of the weight, use the same gathered `dy`.
 
@@ -478,13 +478,13 @@ class RowParallelMatmul(Function):
 check("12.4", RowParallelMatmul)
 
 # %% [markdown]
-# If you gather the *results*, each rank's result was computed with a different weight. If you gather the gradient first, both matmuls can use it, so a single message is enough.
+# If each rank first multiplies by its own weight and then gathers the *results*, the gathered rows were computed with different weights. If you gather the gradient `dy` first, both matmuls of the backward pass can use it, so a single message is enough.
 #
 # ## Break it
 #
-# Finally, let's make the same mistake as NeMo RL, and leave out the sum from exercise 12.3.
+# Finally, let's make the same mistake as NeMo RL, and leave out the sum of the partial gradients from exercise 12.3.
 #
-# **Predict.** Is the first loss correct? Does anything raise an error? Does the model still learn, so that its last loss is less than half of the first one? (Write True or False, three times.)
+# **Predict.** If you leave out this sum, is the first loss correct? Does anything raise an error? Does the model still learn, so that its last loss is less than half of the first loss? (Write True or False, three times.)
 
 # %% predict="12.e"
 predict("12.e", first_loss_right=True, error=False, learns=True)
@@ -496,7 +496,7 @@ viz.table([{"gradients": name, "first loss": f"{run['losses'][0]:.6f}", "last lo
            for name, run in (("single process", plain), ("added up", mine), ("not added up", forgotten[0]))])  # fmt: skip
 
 # %% [markdown]
-# If you saw only the last row of the table, you'd be perfectly happy with this run. But the ranks' copies of the same parameter are now up to 0.2 apart. Rank 0's embedding has learned from the first half of each text, and rank 1's embedding has learned from the second half, but a checkpoint can contain only one of the two embeddings. Your detector from exercise 5.3 would have noticed this after the very first step.
+# If you only saw the losses in the last row, you'd be perfectly happy with this run. But the ranks' copies of the same parameter now differ by up to 0.2. Rank 0's token embedding has learned from the first half of each text, and rank 1's token embedding has learned from the second half, but a checkpoint can contain only one of the two. Your detector from exercise 5.3 would have noticed this difference after the very first step.
 
 # %%
 symptoms(12)
@@ -506,15 +506,15 @@ symptoms(12)
 #
 # <details><summary>Going deeper: Megatron-Core, padding, serving, and a DTensor that forgets</summary>
 #
-# - **Megatron-Core** has the option `sequence_parallel=True`. Its activations have the shape `[s, b, h]`, so the tokens of each rank are contiguous and don't have to be copied before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`. The function `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py` computes the sum from exercise 12.3.
+# - **Megatron-Core** has the option `sequence_parallel=True`. In Megatron-Core, activations have the shape `[s, b, h]`, so each rank's tokens are contiguous and don't have to be copied before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`. The function `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py` sums the partial gradients, as you did in exercise 12.3.
 #
-# - **Padding.** If the number of tokens isn't divisible by $p$, the text has to be padded.
+# - **Padding.** If the number of tokens isn't divisible by $p$, you have to pad the text.
 #
-# - **Transformers** has a special parallel style for the norms of queries and keys. In its tensor-parallel plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
+# - **Transformers**, the library by Hugging Face, has a special parallel style for the norms of queries and keys. In the library's tensor-parallel plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
 #
-# - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server processes many requests at a time, and each request has a new token. vLLM has a compiler pass that replaces each all-reduce with a reduce-scatter and an all-gather (pull request 16155, April 2025).
+# - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server processes many requests at a time, and each request has a new token, so the server can split these tokens across ranks. vLLM has a compiler pass that replaces each all-reduce with a reduce-scatter and an all-gather (pull request 16155, April 2025).
 #
-# - **DTensor** knows how each tensor is split, so it can sum such gradients automatically. But if you take a local tensor out of a DTensor with `to_local()`, you have to specify what its gradient will look like. TorchTitan forgot to specify this gradient, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026). The next cell computes the gradients from prediction 12.b, first without specifying the gradient and then with it.
+# - **DTensor** knows how each tensor is split, so it can sum partial gradients automatically. But if you convert a DTensor into an ordinary tensor with `to_local()`, you have to specify whether the gradient of this tensor is partial. TorchTitan forgot to do this, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026). The next cell computes the gradients from prediction 12.b, first without the argument `grad_placements` and then with it.
 #
 # </details>
 
@@ -541,7 +541,7 @@ for say_it in (False, True):
 # %% [markdown]
 # ## Your library so far
 #
-# Your library can now shard the activations that are still replicated with tensor parallelism alone.
+# Your library can now shard the activations that every rank has to store in full with tensor parallelism alone.
 
 # %%
 from tplab.course import library
@@ -549,4 +549,4 @@ from tplab.course import library
 library(12)
 
 # %% [markdown]
-# Tensor parallelism sends so many bytes that the ranks should stay inside one machine, where the links are fastest. What if every machine got its own layers instead? Then the machines would send each other almost nothing, but three out of four machines would sit idle. In the next chapter, you'll keep them busy.
+# With tensor parallelism, the ranks send so many bytes that they should all be in the same machine, where the links are fastest. What if each machine held its own layers instead? Then the machines would send each other almost nothing, but at any moment, three out of four machines would have nothing to do. In the next chapter, you'll keep all four machines busy.

@@ -65,12 +65,12 @@ def movie() -> Movie:
     made = Movie(
         HEIGHT,
         SECONDS,
-        "Two tapes of random numbers on each of two ranks",
-        "Each rank has a tape for torch's own state, one for the stream replicated, and one for sharded. The "
-        "replicated tapes of both ranks are the same, and the sharded ones differ. Each dropout reads the next four "
-        "elements of its tape. When rank 0 draws an extra number, only its own torch tape moves. With torch's own "
-        "checkpointing, the second run of step 2 reads on and gets different masks. With the checkpointing of this "
-        "chapter, the read heads first go back to a flag, so the second run gets the same masks.",
+        "Random streams on each of two ranks",
+        "Each rank has a row of random numbers for torch's default generator, one for the stream replicated, and one "
+        "for the stream sharded. Both ranks have the same numbers in replicated and different ones in sharded. Each "
+        "dropout reads the next four numbers of a stream. When rank 0 draws an extra number, only its default "
+        "generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, "
+        "so the masks are wrong. The checkpointing of this chapter first returns to a flag, so the masks are the same.",
     )
     for left, name in ((FIRST, "step 1"), (SECOND, "step 2"), (AGAIN, "step 2 again")):
         made.draw(text(left + PIECE * CELL / 2, TOP - 12, name, size=SMALL, anchor="middle", bold=True))
@@ -143,12 +143,12 @@ def _stamp(made: Movie, mask, color: str, y: float, piece: int, to: float, at: f
 
 def _tell(made: Movie) -> None:
     told = {
-        0.0: "The gray tapes are the same on both ranks. The colored ones aren't.",
-        1.2: "Dropout inside the MLP reads from “sharded”, so each rank drops its own elements.",
-        2.6: "Dropout after g reads from “replicated”, so both ranks drop the same elements.",
-        4.0: "Rank 0 draws an extra number. Only torch's own tape notices.",
-        5.0: "In step 2, both tapes go on where they stopped. (The flags are for later.)",
-        7.2: "Torch's checkpointing runs step 2 again. The tapes simply go on: wrong masks!",
-        9.1: "Yours goes back to the flags first, so the second run drops the same elements.",
+        0.0: "The gray random numbers are the same on both ranks. The colored ones aren't.",
+        1.2: "Dropout inside the MLP draws from “sharded”, so each rank drops its own elements.",
+        2.6: "Dropout after g draws from “replicated”, so both ranks drop the same elements.",
+        4.0: "Rank 0 draws an extra number. Only torch's default generator advances.",
+        5.0: "In step 2, both streams continue where they stopped. (We'll need the flags later.)",
+        7.2: "Torch's checkpointing recomputes step 2 with new random numbers, so the masks are wrong!",
+        9.1: "Yours returns to the flags first, so the recomputation drops the same elements.",
     }
     made.tell(told, {1.1: 0.0, 2.5: 1.2, 3.9: 2.6, 4.9: 4.0, 7.1: 5.0, 8.9: 7.2, SECONDS: 9.1}, 10, 24, top=TOP - 30)
