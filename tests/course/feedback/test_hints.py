@@ -161,7 +161,7 @@ def test_markdown_becomes_html():
 
 def test_a_failed_check_holds_its_hints(root, monkeypatch, chapter):
     monkeypatch.setattr(checking, "_exercises", {})
-    checking.exercise("90.1", "Double")(lambda answer: checking.fail("90.1", "it is 5.", "Why?"))
+    checking.register("90.1", "Double", lambda answer: fail("it is 5."), ["answer"], [])
     monkeypatch.chdir(root / "chapters")
     with pytest.raises(CheckFailed) as caught:
         checking.check("90.1", None)
