@@ -1,7 +1,7 @@
 """A check on real ranks: the right program passes, every wrong one is caught and told why."""
 
 import sys
-from typing import NamedTuple
+from collections import namedtuple
 
 import pytest
 import torch
@@ -28,11 +28,7 @@ def table(chapter, monkeypatch: pytest.MonkeyPatch) -> None:
 # An exercise as a chapter would have it: y = sum over ranks of x_r W_r^T, plus b
 
 
-class Problem(NamedTuple):
-    x: Tensor
-    weight: Tensor
-    bias: Tensor
-    dy: Tensor
+Problem = namedtuple("Problem", ["x", "weight", "bias", "dy"])
 
 
 def draw(case, generator, size):
