@@ -12,19 +12,20 @@ from tplab.course.notebooks.source import read
 
 CHECKS = '''
 """The checks of chapter 90. Its exercises don't need ranks, so it is quick."""
-from tplab.course.checks import Prediction, Verdict, current, exercise
+from tplab.course.checks.ledger import current
+from tplab.course.checks.predictions import Prediction
+from tplab.course.checks.trials import Trial, exercise
 
-def register(number, name):
-    @exercise(number, name)
-    def doubled(function):
+class Doubled(Trial):
+    def check(self, number, answers):
+        from tplab.course.feedback.verdict import CheckFailed  # late, as some checks do
         current().compared["the value"] = None
-        from tplab.course.checks.run_answer import fail  # late, as some checks do
+        [(name, function)] = answers.items()
         if function(3) != 6:
-            fail(number, f"{name}(3) is {function(3)}.", "What is twice three?")
-        return Verdict()
+            raise CheckFailed(f"Exercise {number}: {name}(3) is {function(3)}.", question="What is twice three?")
 
 for k in range(1, 40):
-    register(f"90.{k}", f"double_{k}")
+    exercise(f"90.{k}", f"double_{k}", takes=[f"double_{k}"], trials=[Doubled()], passed="")
 PREDICTIONS = {"90.a": Prediction("Twice two?", {"value": 4}, "2 + 2.")}
 '''
 

@@ -1,23 +1,14 @@
 """Cases: each one runs at every world size and in groups, every rank is compared, and no failure is swallowed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch.distributed as dist
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    CheckFailed,
-    Twin,
-    Verdict,
-    exercise,
-    observe,
-    random_tensor,
-    twins,
-)
+from tplab.course.checks import GROUPS, Case, Twin, observe, random_tensor, twins
 from tplab.course.checks.exercises import check
-from tplab.course.checks.trials import OnRanks, Trial
+from tplab.course.checks.trials import OnRanks, Trial, exercise
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Row, Table
 
 pytestmark = pytest.mark.usefixtures("chapter")
@@ -63,10 +54,8 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ROWS))
 
 
-@exercise("90.71", "a sum")
-def checked(answer) -> Verdict:
-    OnRanks(cases=CASES, draw=draw, give=give, run=run, right=right).check("90.71", {"total": answer})
-    return Verdict()
+SUM = OnRanks(cases=CASES, draw=draw, give=give, run=run, right=right)
+exercise("90.71", "a sum", takes=["total"], trials=[SUM], passed="")
 
 
 def total(x, group):
@@ -124,13 +113,7 @@ def test_what_is_expected_may_depend_on_what_the_group_observed():
         seen.append((place.ranks, [observed["out"].tolist() for observed in place.observed]))
         return {"out": place.observed[place.index]["out"]}
 
-    @exercise("90.78", "anything")
-    def anything(answer) -> Verdict:
-        trial = OnRanks(
-            cases=[Length(n=1, groups=GROUPS)], draw=draw, give=give, run=run, right=drawn_by_ranks, world_sizes=[4]
-        )
-        trial.check("90.78", {"anything": answer})
-        return Verdict()
-
+    trial = replace(SUM, cases=[Length(n=1, groups=GROUPS)], right=drawn_by_ranks, world_sizes=[4])
+    exercise("90.78", "anything", takes=["anything"], trials=[trial], passed="")
     check("90.78", lambda x, group: 0 * x + dist.get_rank())
     assert seen == [((0, 2), [[0], [2]]), ((1, 3), [[1], [3]])] * 2

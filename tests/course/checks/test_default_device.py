@@ -5,8 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tplab.course.checks import CheckFailed, DefaultDevice, Verdict, calling, exercise, observe, run_ranks, verify
+from tplab.course.checks import Case, DefaultDevice, Twin, observe, run_ranks
 from tplab.course.checks.exercises import check
+from tplab.course.checks.trials import OnRanks, Trial, exercise
+from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.notebooks.mistakes import Table, shared
 
 
 def marks(function) -> str:
@@ -81,26 +84,28 @@ def test_a_tensor_on_the_cpu_is_noticed(function):
     assert "on the CPU" in marks(function)
 
 
-@exercise("90.95", "twice as much")
-def twice(answer) -> Verdict:
-    x = torch.ones(2)
-    with calling("answer(x)") as watch:
-        out = answer(x)
-    verify("90.95", 1, [{"out": out} | watch.claims({"out": out})], [{"out": 2 * x}])
-    return Verdict()
+TWICE = OnRanks(
+    cases=[Case()], draw=lambda case, generator, size: torch.ones(2, dtype=torch.float64),
+    run=lambda answer, case, x, group: {"out": answer(x)}, right=lambda case, x, place: {"out": 2 * x},
+    world_sizes=(1,), without=set(Twin),
+)  # fmt: skip
 
 
 @pytest.mark.usefixtures("chapter")
-def test_it_is_told_once_all_else_is_right():
-    def told(answer) -> str:
+def test_it_is_told_once_all_else_is_right(monkeypatch):
+    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ()))
+    exercise("90.95", "twice as much", takes=["answer"], trials=[TWICE], passed="")
+
+    def told(answer) -> CheckFailed:
         with pytest.raises(CheckFailed) as failure:
             check("90.95", answer)
-        return f"{failure.value} {' '.join(map(' '.join, failure.value.rows))}"
+        return failure.value
 
-    message = " ".join(told(lambda x: x + torch.ones(2)).split())
-    assert "wrong device. Everything else is correct." in message
-    assert "not true: on a machine with a GPU, add would get a tensor of shape [2] on the CPU" in message
-    assert "wrong device" not in told(lambda x: x + torch.zeros(2))
+    wrong = told(lambda x: x + torch.ones(2))
+    assert "wrong device" in wrong.headline
+    assert "on a machine with a GPU, add would get a tensor of shape [2] on the CPU" in wrong.rows[0][2]
+    assert wrong.question == shared("device")
+    assert "wrong device" not in told(lambda x: x + torch.zeros(2)).headline
     check("90.95", lambda x: 2 * x)
 
 

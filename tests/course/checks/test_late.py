@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 import tplab
-from tplab.course.checks import Case, CheckFailed, Twin, random_tensor, traffic, trials
+from tplab.course.checks import Case, Twin, random_tensor, traffic, trials
 from tplab.course.checks.exercises import check
 from tplab.course.checks.late import EarlyAccessError, late
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared, tables
 from tplab.pipeline import Channels, Pipeline, schedules
 from tplab.runtime import record, slow_link

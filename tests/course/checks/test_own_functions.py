@@ -5,9 +5,11 @@ import pytest
 import tplab.tensor.linear
 from tests.course.test_chapters import EXERCISES
 from tests.wrong_answers import load_chapter_namespace
-from tplab.course.checks import Verdict, exercise, verify
 from tplab.course.checks.exercises import check
+from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.own_functions import tplabs_own
+from tplab.course.checks.trials import Trial, exercise
+from tplab.course.notebooks.mistakes import Table
 from tplab.tensor import linear
 from tplab.tensor.linear import ColumnParallelLinear as Theirs
 
@@ -49,12 +51,13 @@ def test_tplabs_own_version_is_found(number, answer, own):
 
 
 @pytest.mark.usefixtures("chapter")
-def test_the_verdict_says_so():
-    @exercise("90.81", "theirs")
-    def checked(answer) -> Verdict:
-        verify("90.81", 1, [{"value": 1}], [{"value": 1}])
-        return Verdict("Good.")
-
+def test_the_verdict_says_so(monkeypatch):
+    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ()))
+    trial = Alone(
+        calls=lambda generator: [Call(1, "one")], run=lambda answer, call: one({"value": call.given}),
+        right=lambda call: one({"value": call.given}),
+    )  # fmt: skip
+    exercise("90.81", "theirs", takes=["answer"], trials=[trial], passed="Good.")
     assert (
         "uses tplab's own ColumnParallelLinear. Now write ColumnParallelLinear yourself. Good."
         in check("90.81", Theirs).note

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import Prediction
-from tplab.course.checks.predictions import predict
+from tplab.course.checks.predictions import Prediction, predict
 
 
 @pytest.fixture(autouse=True)

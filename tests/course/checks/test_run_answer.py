@@ -6,19 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import (
-    CheckFailed,
-    Claim,
-    Verdict,
-    called_as,
-    calling,
-    exercise,
-    run_answer,
-    run_cases,
-    run_ranks,
-    verify,
-)
+from tplab.course.checks import Claim, called_as, exercises, run_answer, run_ranks
 from tplab.course.checks.exercises import check
+from tplab.course.checks.forms.alone import Alone, Call, one, refusals
+from tplab.course.checks.run_answer import run_cases
+from tplab.course.checks.trials import Trial, exercise
+from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.notebooks.mistakes import Row, Table, shared
+from tplab.runtime import RankError
 
 pytestmark = pytest.mark.usefixtures("chapter")
 
@@ -32,13 +27,12 @@ CASES = ("one", "two", "three")
 DATA = [[torch.tensor(float(10 * case + rank)) for rank in range(2)] for case in range(3)]
 
 
+def cases_of(answer, cases=CASES, data=DATA, question=lambda case, failure: ""):
+    return run_cases(scale, 2, answer, cases, data, note="case({})".format, question=question)
+
+
 def try_cases(answer):
-    options = {"note": lambda case: f"case({case})", "question": ask, "stuck": lambda case: f"Who waits in {case}?"}
-    return list(run_cases(scale, 2, answer, CASES, DATA, **options))
-
-
-def ask(case):
-    return "Which two?" if case == "two" else None
+    return list(cases_of(answer, question=lambda case, failure: f"What about {case}?" if case != "three" else ""))
 
 
 def test_the_cases_come_back_one_by_one_from_all_ranks() -> None:
@@ -54,7 +48,7 @@ def test_the_case_that_fails_is_named_and_asked_about() -> None:
         CheckFailed, match=r"p = 2, case\(two\): your code fails on (every rank|rank [01])\."
     ) as failure:
         try_cases(answer)
-    assert failure.value.question == "Which two?"
+    assert failure.value.question == "What about two?"
     assert "number + None" in failure.value.report
 
 
@@ -90,18 +84,7 @@ def test_a_case_on_which_the_ranks_get_stuck_is_named() -> None:
 
     with pytest.raises(CheckFailed, match=r"p = 2, case\(three\): the ranks are waiting") as failure:
         try_cases(answer)
-    assert failure.value.question == "Who waits in three?"
-
-
-def test_ranks_that_wait_are_asked_about_their_collectives_and_not_about_shapes() -> None:
-    with pytest.raises(CheckFailed) as failure:
-        run_ranks(wait_on_rank_0, 2, question="Which two shapes do not fit?")
-    assert failure.value.question.startswith("Does every rank call the same collectives")
-
-
-def wait_on_rank_0():
-    if dist.get_rank() == 0:
-        dist.all_reduce(torch.ones(1))
+    assert failure.value.question == shared("stuck"), "the case has no question of its own"
 
 
 def rank_0_never_comes():
@@ -114,19 +97,17 @@ def rank_0_never_comes():
 def test_ranks_that_are_not_done_in_time_are_blamed_on_nobody(program, args) -> None:
     """Not even if some of them wait for a rank that would come later, or never."""
     with pytest.raises(CheckFailed) as failure:
-        run_ranks(program, 2, *args, question="Which argument?", stuck="Who waits?", timeout=1.0)
+        run_ranks(program, 2, *args, timeout=1.0)
     assert "p = 2: the ranks didn't finish in time" in str(failure.value)
-    assert "inside a loop that never ends?" in failure.value.question
+    assert failure.value.question == shared("late")
     assert "None" not in str(failure.value)
 
 
 def test_what_was_wrong_in_an_earlier_case_is_told_first() -> None:
     """The cases before the one that fails are handed out, so that a check can compare them."""
-    runs = run_cases(
-        scale, 2, lambda case, number: number.long() // (case != "two"), CASES, DATA, note=str, question=ask
-    )
+    runs = cases_of(lambda case, number: number.long() // (case != "two"))
     assert [value.item() for value in next(runs)] == [0, 1]
-    with pytest.raises(CheckFailed, match="p = 2, two: your code fails"):
+    with pytest.raises(CheckFailed, match=r"p = 2, case\(two\): your code fails"):
         next(runs)
 
 
@@ -151,9 +132,9 @@ def test_a_case_that_fails_among_many_is_found_in_four_launches(launches, stuck)
         return number if case != 23 or stuck else number + None
 
     numbers = [torch.tensor(float(case)) for case in range(40)]
-    runs = run_cases(scale, 2, answer, range(40), [[number] * 2 for number in numbers], note="case {}".format)
+    runs = cases_of(answer, range(40), [[number] * 2 for number in numbers])
     assert [next(runs)[0].item() for _ in range(23)] == list(range(23))
-    with pytest.raises(CheckFailed, match="case 23"):
+    with pytest.raises(CheckFailed, match=r"case\(23\)"):
         next(runs)
     assert launches == [40, 1, 22, 1]
 
@@ -163,8 +144,8 @@ def test_if_every_rank_fails_in_the_first_case_one_launch_is_enough(launches) ->
         dist.all_reduce(number)
         return number + None
 
-    with pytest.raises(CheckFailed, match="p = 2, one: your code fails on every rank"):
-        next(run_cases(scale, 2, answer, CASES, DATA, note=str))
+    with pytest.raises(CheckFailed, match=r"p = 2, case\(one\): your code fails on every rank"):
+        next(cases_of(answer))
     assert launches == [len(CASES)]
 
 
@@ -176,8 +157,8 @@ def test_a_message_that_meets_one_of_a_later_case_is_blamed_on_the_first_case(la
             dist.all_reduce(number)
         return number
 
-    with pytest.raises(CheckFailed, match="p = 2, one: the ranks are waiting for each other"):
-        next(run_cases(scale, 2, answer, CASES, DATA, note=str))
+    with pytest.raises(CheckFailed, match=r"p = 2, case\(one\): the ranks are waiting for each other"):
+        next(cases_of(answer))
     assert launches == [len(CASES), 1]
 
 
@@ -200,33 +181,16 @@ def test_a_failure_that_no_case_has_alone_is_told_as_it_is() -> None:
     assert "the second call" in failure.value.report
 
 
-def test_the_stub_stays_a_stub() -> None:
-    def answer(case, number):
-        raise NotImplementedError("exercise 90.1")
+def test_when_no_line_of_the_learner_ran_the_question_is_about_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = f'  File "{exercises.__file__}", line 3, in f\n    answer(1, 2)\nTypeError: answer() takes 1'
 
-    with pytest.raises(NotImplementedError, match=r"^exercise 90\.1$"):
-        try_cases(answer)
-    with pytest.raises(NotImplementedError, match=r"^exercise 90\.1$"), calling("f(1)"):
-        raise NotImplementedError("exercise 90.1")
+    def launch(*args, **options):
+        raise RankError(f"rank 0 failed:\n{lines}", 0, "TypeError", "answer() takes 1")
 
-
-def test_a_call_in_this_process_is_named_as_written() -> None:
-    @exercise("90.70", "a call")
-    def checked(answer) -> Verdict:
-        with calling("half(3, dim=-1)", "What is half of 3?"):
-            answer(3)
-        return Verdict()
-
-    with pytest.raises(CheckFailed) as failure:
-        check("90.70", lambda number: torch.zeros(number).reshape(-1, 2))
-    assert failure.value.headline == "Exercise 90.70: half(3, dim=-1) raised RuntimeError."
-    assert failure.value.question == "What is half of 3?"
-    assert "reshape(-1, 2)" in failure.value.report
-
-
-def test_what_another_not_implemented_error_says_is_not_a_stub() -> None:
-    with pytest.raises(CheckFailed, match=r"f\(1\) raised NotImplementedError"), calling("f(1)"):
-        raise NotImplementedError("not for complex numbers")
+    monkeypatch.setattr(run_answer, "launch", launch)
+    with pytest.raises(CheckFailed, match=r"TypeError: answer\(\) takes 1") as failure:
+        run_ranks(scale, 2)
+    assert failure.value.question == shared("called")
 
 
 def call_it(answer):
@@ -244,50 +208,81 @@ def test_a_stub_called_on_a_rank_stays_a_stub() -> None:
 
 def test_a_call_on_a_rank_is_named_below_what_it_raised() -> None:
     with pytest.raises(CheckFailed) as failure:
-        run_ranks(call_it, 1, lambda x: x.reshape(2, 2), note="in a note")
+        run_ranks(call_it, 1, lambda x: x.reshape(2, 2), note=lambda error: "in a note")
     assert "p = 1, in a note: your code fails on rank 0" in str(failure.value)
     assert "The call was answer(x [3], group)." in failure.value.report
 
 
-# Statements
+# In this process
 
 
-def statement_of(seen):
-    @exercise("90.72", "statements")
-    def checked() -> Verdict:
-        verify("90.72", 2, seen, [{"out": 1}] * 2)
-        return Verdict("a note")
-
-    return check("90.72")
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, (Row("Which?", "", symptoms=("dx",)),)))
 
 
-def test_a_statement_that_holds_stands_by_itself_in_the_verdict() -> None:
-    told = str(statement_of([{"out": 1, "the shard has memory of its own": Claim("")}] * 2))
-    assert "Right: out, on every rank at p = 2. Also: the shard has memory of its own." in " ".join(told.split())
+def register(trial) -> None:
+    exercise("90.72", "alone", takes=["answer"], trials=[trial], passed="")
 
 
-def test_a_statement_that_does_not_hold_fails_the_check_though_nobody_expected_it() -> None:
-    held, broken = ({"out": 1, "the shard is contiguous": Claim(text)} for text in ("", "its strides are (1, 4)"))
+def refused(answer) -> CheckFailed:
     with pytest.raises(CheckFailed) as failure:
-        statement_of([held, broken])
-    assert failure.value.rows == [("the shard is contiguous", "rank 1", "not true: its strides are (1, 4)")]
-    assert failure.value.right == ["out"]
+        check("90.72", answer)
+    return failure.value
 
 
-# What one process computes for p ranks
+def test_a_statement_stands_by_itself_in_the_verdict_and_fails_the_check_if_it_does_not_hold() -> None:
+    register(
+        Alone(
+            calls=lambda generator: [Call(None, "a call", 2, alone=False)],
+            run=lambda answer, call: [{"out": 1, "the shard is contiguous": Claim(answer(rank))} for rank in range(2)],
+            right=lambda call: [{"out": 1}] * 2,
+        )
+    )
+    told = " ".join(str(check("90.72", lambda rank: "")).split())
+    assert "Right: out, on every rank at p = 2. Also: the shard is contiguous." in told
+    failure = refused(lambda rank: "its strides are (1, 4)" if rank == 1 else "")
+    assert failure.rows == [("the shard is contiguous", "rank 1", "not true: its strides are (1, 4)")]
+    assert failure.right == ["out"]
 
 
-def test_what_one_process_computed_is_told_without_ranks() -> None:
-    @exercise("90.74", "alone")
-    def checked(answer) -> Verdict:
-        for p in (1, 2):
-            verify("90.74", p, [{"gap": answer(p)}], [{"gap": torch.tensor([1.0, 2.0]) * p}], note="x [2]", alone=True)
-        return Verdict()
+def test_what_one_process_computed_for_p_ranks_is_told_without_ranks() -> None:
+    register(
+        Alone(
+            calls=lambda generator: [Call(p, "x [2]", p) for p in (1, 2)],
+            run=lambda answer, call: one({"gap": answer(call.given)}),
+            right=lambda call: one({"gap": torch.tensor([1.0, 2.0]) * call.given}),
+        )
+    )
+    assert "Right: gap, for p = 1, 2." in str(check("90.72", lambda p: torch.tensor([1.0, 2.0]) * p))
+    failure = refused(lambda p: torch.tensor([1.0, 2.0]))
+    assert failure.headline == "Exercise 90.72, p = 2, x [2]: wrong scale (right at p = 1)."
+    assert "rank" not in str(failure).partition("Think:")[0]
 
-    assert "Right: gap, for p = 1, 2." in str(check("90.74", lambda p: torch.tensor([1.0, 2.0]) * p))
-    with pytest.raises(CheckFailed) as failure:
-        check("90.74", lambda p: torch.tensor([1.0, 2.0]))
-    assert failure.value.headline == "Exercise 90.74, p = 2, x [2]: wrong scale (right at p = 1)."
-    assert "rank" not in str(failure.value).partition("Think:")[0]
-    with pytest.raises(ValueError, match="needs 1 observed and 1 expected"):
-        verify("90.74", 2, [{}] * 2, [{}] * 2, alone=True)
+
+def refuse(error: Exception):
+    def answer():
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda: 2, "it returned 2"),
+        (lambda: torch.zeros(3), "it returned a tensor of shape [3]"),
+        (refuse(AssertionError("10, 4")), "it raised AssertionError"),
+        (refuse(ValueError("10 is odd")), "doesn't mention 4"),
+        (refuse(ValueError("max() of 10 and 4")), "about an empty list"),
+    ],
+    ids=["nothing raised", "a tensor", "another error", "says too little", "about an empty list"],
+)
+def test_a_refusal_has_to_be_a_value_error_that_names_the_cause(answer, says) -> None:
+    register(refusals("10 columns are refused", [("divide(10, 4)", lambda answer: answer(), (10, 4))]))
+    failure = refused(answer)
+    assert "divide(10, 4)" in failure.headline
+    assert says in failure.rows[0][2]
+    assert "Also: 10 columns are refused." in str(check("90.72", refuse(ValueError("4 doesn't divide 10"))))
+    with pytest.raises(NotImplementedError):
+        check("90.72", refuse(NotImplementedError("exercise 90.72")))

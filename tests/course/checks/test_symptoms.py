@@ -2,8 +2,7 @@
 
 from types import ModuleType
 
-from tplab.course.checks import Symptom
-from tplab.course.checks.symptoms import symptoms
+from tplab.course.checks.symptoms import Symptom, symptoms
 
 
 def test_the_table_has_a_row_for_each_symptom(chapter: ModuleType) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import Case, CheckFailed, Twin, random_tensor, trials
+from tplab.course.checks import Case, Twin, random_tensor, trials
 from tplab.course.checks.cases import FIRST_CALL, Batch, Place
 from tplab.course.checks.choose import about_report, fits
 from tplab.course.checks.differences import Difference, Differences
@@ -17,6 +17,7 @@ from tplab.course.checks.exercises import check
 from tplab.course.checks.forms import alone
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.trials import OnRanks, exercise, judge
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared, tables
 
 TABLE = """

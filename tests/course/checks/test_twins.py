@@ -6,19 +6,11 @@ import torch
 import torch.distributed as dist
 
 from tests.course.checks.test_cases import ROWS, Length, draw, give, right, total
-from tplab.course.checks import (
-    CheckFailed,
-    Traffic,
-    Twin,
-    Verdict,
-    exercise,
-    observe,
-    random_tensor,
-    twins,
-)
+from tplab.course.checks import Traffic, Twin, observe, random_tensor, twins
 from tplab.course.checks.exercises import check
 from tplab.course.checks.layouts import packed, spread_out, unpacked
-from tplab.course.checks.trials import OnRanks, Trial
+from tplab.course.checks.trials import OnRanks, Trial, exercise
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Table
 
 pytestmark = pytest.mark.usefixtures("chapter")
@@ -36,17 +28,16 @@ def run(answer, case, given, group):
     return {"out": seen["out"], "dx": seen["dx"]}
 
 
-@exercise("90.91", "twice as much")
-def twice(answer) -> Verdict:
-    def twice_as_much(case, problem, place):
-        return {"out": 2 * problem, "dx": torch.full_like(problem, 2)}
+def plain(case, generator, size):
+    return random_tensor(generator, *SIZES)
 
-    def draw(case, generator, size):
-        return random_tensor(generator, *SIZES)
 
-    trial = OnRanks(cases=[Length(), Length(n=2)], draw=draw, run=run, right=twice_as_much)
-    trial.check("90.91", {"twice": answer})
-    return Verdict()
+def twice_as_much(case, problem, place):
+    return {"out": 2 * problem, "dx": torch.full_like(problem, 2)}
+
+
+TWICE = OnRanks(cases=[Length(), Length(n=2)], draw=plain, run=run, right=twice_as_much)
+exercise("90.91", "twice as much", takes=["twice"], trials=[TWICE], passed="")
 
 
 class Doubled(torch.autograd.Function):
@@ -154,16 +145,12 @@ def test_what_is_written_into_a_copy_is_missed_on_tensors_with_another_layout():
 
 
 def test_a_check_can_do_without_a_twin():
-    @exercise("90.92", "a sum without twins")
-    def without(answer) -> Verdict:
-        trial = OnRanks(cases=[Length()], draw=draw, give=give, run=total_of, right=right, without=set(Twin))
-        trial.check("90.92", {"total": answer})
-        return Verdict()
-
     def total_of(answer, case, given, group):
         assert case.twin is None
         return observe(lambda x: answer(x, group), None, inputs={"x": given})
 
+    trial = OnRanks(cases=[Length()], draw=draw, give=give, run=total_of, right=right, without=set(Twin))
+    exercise("90.92", "a sum without twins", takes=["total"], trials=[trial], passed="")
     check("90.92", total)
 
 
@@ -182,34 +169,30 @@ def clone_is_reduced(x):
     return y + 0 * x
 
 
-@exercise("90.93", "the sum over the ranks of what isn't observed by `observe`")
-def plain_sum(answer) -> Verdict:
-    function, factor, options = answer
+def check_without_observe(function, **options):
     trial = OnRanks(
-        cases=[Length()], world_sizes=[2], **options,
-        draw=lambda case, generator, size: random_tensor(generator, *SIZES),
-        run=lambda function, case, given, group: {"out": function(given)},
-        right=lambda case, problem, place: {"out": factor * problem},
+        cases=[Length()], world_sizes=[2], draw=plain, run=lambda answer, case, given, group: {"out": answer(given)},
+        right=lambda case, problem, place: {"out": 2 * problem}, **options,
     )  # fmt: skip
-    trial.check("90.93", {"function": function})
-    return Verdict()
+    exercise("90.93", "twice as much, not observed by `observe`", takes=["function"], trials=[trial], passed="")
+    return check("90.93", function)
 
 
 def test_what_is_wrong_when_it_is_called_again_with_the_same_arguments():
     with pytest.raises(CheckFailed) as failure:
-        check("90.93", (wrong_the_second_time, 2, {}))
+        check_without_observe(wrong_the_second_time)
     assert "wrong_the_second_time of 3 numbers called again with the same arguments: wrong" in failure.value.headline
     assert failure.value.question == twins.question(Twin.AGAIN)
 
 
 def test_an_answer_that_works_in_place_gets_fresh_inputs_when_it_is_called_again():
-    check("90.93", (lambda x: x.mul_(2), 2, {}))
+    check_without_observe(lambda x: x.mul_(2))
 
 
 def test_layouts_differ_between_ranks_only_if_the_check_says_so():
-    check("90.93", (clone_is_reduced, 2, {}))
+    check_without_observe(clone_is_reduced)
     with pytest.raises(CheckFailed) as failure:
-        check("90.93", (clone_is_reduced, 2, {"layouts_differ": True}))
+        check_without_observe(clone_is_reduced, layouts_differ=True)
     assert "on tensors that aren't contiguous" in failure.value.headline
     assert "rank 0's tensors aren't contiguous, but rank 1's are" in failure.value.question
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.course import tiny
 from tplab.course.checks import exercises as checking
+from tplab.course.checks import trials
 from tplab.course.feedback import hints
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks import build, source
@@ -159,9 +160,14 @@ def test_markdown_becomes_html():
     assert '<pre><code class="language-python">x + x\n</code></pre>' in html
 
 
+class Fails(trials.Trial):
+    def check(self, number, answers):
+        raise CheckFailed(f"Exercise {number}: it is 5.", question="Why?")
+
+
 def test_a_failed_check_holds_its_hints(root, monkeypatch, chapter):
     monkeypatch.setattr(checking, "_exercises", {})
-    checking.exercise("90.1", "Double")(lambda answer: checking.fail("90.1", "it is 5.", "Why?"))
+    trials.exercise("90.1", "Double", takes=["answer"], trials=[Fails()], passed="")
     monkeypatch.chdir(root / "chapters")
     with pytest.raises(CheckFailed) as caught:
         checking.check("90.1", None)

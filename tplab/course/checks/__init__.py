@@ -1,7 +1,7 @@
 """This package contains the building blocks for checks. Every chapter's checks import them directly from the package.
 
-exercises          define `check("4.1", answer)`, and the decorator that registers a check
-trials             define what a check with a table of mistakes tries, and run the known mistakes beside a wrong answer
+exercises          define `check("4.1", answer)`
+trials             define what a check tries, register it, and run the known mistakes beside a wrong answer
 forms              the recurring kinds of trials
 choose             choose the question for a wrong answer from the tables of mistakes
 reference_answers  make the reference answers of an exercise, with or without a known mistake
@@ -13,7 +13,7 @@ check_vocabulary   draw random inputs, create process groups, and define conditi
 messages           watch the messages that an answer starts, and keep them from disturbing what runs after it
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic on one rank
-verification       compare every rank's results with the expected values, and ask one question
+verification       compare every rank's results with the expected values, and list all differences
 differences, mistake_kinds, combinations, describe, recorded_traffic   describe how a result differs from what's right
 default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
 own_functions      detect an answer that calls tplab's own implementation of the exercise
@@ -24,65 +24,35 @@ predictions, symptoms, failures   define predict(), symptoms() and show_failure(
 
 from tplab.course.checks import twins
 from tplab.course.checks.cases import Case, Place
-from tplab.course.checks.check_vocabulary import (
-    GROUPS,
-    IN_GROUPS,
-    ask_about_group,
-    make_group,
-    member_of,
-    random_tensor,
-)
+from tplab.course.checks.check_vocabulary import GROUPS, make_group, random_tensor
 from tplab.course.checks.default_device import DefaultDevice
-from tplab.course.checks.differences import Differences
-from tplab.course.checks.exercises import WORLD_SIZES, exercise, fresh_generator
-from tplab.course.checks.ledger import current
+from tplab.course.checks.exercises import WORLD_SIZES
 from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable, same_memory
-from tplab.course.checks.predictions import Prediction
 from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
-from tplab.course.checks.run_answer import called_as, calling, fail, must_refuse, run_cases, run_ranks
-from tplab.course.checks.symptoms import Symptom
+from tplab.course.checks.run_answer import called_as, run_ranks
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import Question, verify
-from tplab.course.feedback.verdict import CheckFailed, Verdict
 
 __all__ = [
     "GROUPS",
-    "IN_GROUPS",
     "WORLD_SIZES",
     "Call",
     "Case",
     "Changed",
-    "CheckFailed",
     "Claim",
     "DefaultDevice",
-    "Differences",
     "NotRun",
     "Observed",
     "Place",
-    "Prediction",
-    "Question",
     "Snapshot",
-    "Symptom",
     "Traffic",
     "Twin",
-    "Verdict",
-    "ask_about_group",
     "called_as",
-    "calling",
-    "current",
-    "exercise",
-    "fail",
-    "fresh_generator",
     "make_group",
-    "member_of",
-    "must_refuse",
     "observe",
     "portable",
     "random_tensor",
-    "run_cases",
     "run_ranks",
     "same_memory",
     "traffic",
     "twins",
-    "verify",
 ]

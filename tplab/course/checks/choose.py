@@ -10,7 +10,8 @@ from collections.abc import Callable
 from tplab.course.checks.differences import NOT_RUN, Differences
 from tplab.course.notebooks.mistakes import SHARED, Mistake, Table, tables
 
-FIRST, LAST = "first", "last"  # sections of SHARED: questions to consider before an exercise's own, and after them
+# Sections of SHARED: questions to consider before an exercise's own, after them, and instead of them
+FIRST, LAST, VARIANTS = "first", "last", "variants"
 
 
 def choose(own: Table, differences: Differences, explains: Callable[[Mistake], int]) -> str:
@@ -31,10 +32,10 @@ def choose(own: Table, differences: Differences, explains: Callable[[Mistake], i
     raise AssertionError(f"the last row of {SHARED.name} fits everything")
 
 
-def choose_general(section: str, differences: Differences) -> str:
-    """Return the first question of a section of the shared table whose symptom fits, or ""."""
-    rows = tables(SHARED)[section].rows
-    return next((row.ask for row in rows if any(fits(symptom, differences) for symptom in row.symptoms)), "")
+def about_variant(differences: Differences) -> str:
+    """Return the question for an answer that's right in the original case but wrong in a variant of it (a twin)."""
+    rows = tables(SHARED)[VARIANTS].rows
+    return next(row.ask for row in rows if any(fits(symptom, differences) for symptom in row.symptoms))
 
 
 def about_report(own: Table, report: str, *, stuck: bool, note: str = "", in_groups: bool = False) -> str:

@@ -5,7 +5,7 @@ times the correct tensor" rather than "not close".
 
     compare(seen, expected, context) -> None | (kind, text)
 
-`kind` is a word or phrase that a `Question` can match. `text` is what the learner reads.
+`kind` is a word or phrase that a symptom in a table of mistakes can match. `text` is what the learner reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,8 +57,7 @@ class Differences(Sequence[Difference]):
     text(name):  the difference in words.
     ranks(name): the ranks on which the observation differs.
     note:        the description of the case, which the headline shows after p.
-    malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype. If so, only
-                 questions with a predicate can match.
+    malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype.
     """
 
     def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False, note: str = "") -> None:
@@ -208,8 +207,7 @@ def _sequence(seen: Any, expected: Sequence[Any], context: Context) -> tuple[str
     for index, (mine, right) in enumerate(zip(seen, expected, strict=True)):
         all_seen = [_item(value, index) for value in context.seen]
         all_right = [_item(value, index) for value in context.expected]
-        alike = {label: _item(value, index) for label, value in context.lookalikes.items()}
-        own = Context(context.p, context.rank, all_seen, all_right, alike, {}, context.tol, guess=context.guess)
+        own = Context(context.p, context.rank, all_seen, all_right, tol=context.tol, guess=context.guess)
         found = compare(mine, right, own)
         if found:
             return found[0], f"element {index}: {found[1]}"

@@ -1,17 +1,9 @@
-"""Run the check for an exercise, as in `check("4.1", ColumnParallelLinear)`. To register a check, use `@exercise`.
+"""Run the check for an exercise, as in `check("4.1", ColumnParallelLinear)`.
 
-An answer is the learner's function or class, and an exercise's check decides whether the answer is correct. A check is
-a function in a module of the chapter's package `tplab/course/exercises/chNN/`:
+An answer is the learner's function or class, and an exercise's check decides whether the answer is correct. The modules
+in the chapter's package `tplab/course/exercises/chNN/` register the checks with `trials.exercise`:
 
-    @exercise("4.1", "ColumnParallelLinear: forward")
-    def column_forward(layer_class) -> Verdict:
-        for p in WORLD_SIZES:
-            generator = fresh_generator()
-            x, dy, ... = torch.randn(..., generator=generator, dtype=torch.float64), ...
-            seen = run_ranks(program, p, layer_class, x, dy)       # what `observe` returned on each rank
-            expected = [{"out": ..., "dx": ..., "forward traffic": Traffic.expected(p)} for rank in range(p)]
-            verify("4.1", p, seen, expected, questions=[Question("dx", "What sums the ranks' shares of dx?")])
-        return Verdict("with a nonzero bias")
+    exercise("4.1", "...", takes=["ColumnParallelLinear"], trials=COLUMN.trials([Built()]), passed="...")
 
 Inputs are random and differ between ranks. A check computes the expected values with plain PyTorch in float64, in a
 single process. Observations are named values that the check records on a rank, such as "dx". The check compares every
@@ -19,7 +11,6 @@ observation on every rank before it reports anything. A check's ledger keeps tra
 """
 
 import importlib
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,7 +45,7 @@ class Exercise:
     title: str
     function: Callable[..., Verdict]
     takes: tuple[str, ...]  # the names of the answers
-    trials: Any = ()  # what the check tries, for a check that has a table of mistakes (see `trials`)
+    trials: Any  # what the check tries (see `trials`)
 
 
 _exercises: dict[str, Exercise] = {}
@@ -62,17 +53,7 @@ in_library: list[Callable[[str], str]] = []  # each function says where an exerc
 _passed: dict[str, tuple[tuple[Any, ...], bool]] = {}  # exercise -> the answers last checked, and whether they passed
 
 
-def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
-    """Return a decorator that registers a function as the check for an exercise."""
-
-    def decorate(function: Callable[..., Verdict]) -> Callable[..., Verdict]:
-        register(number, title, function, tuple(inspect.signature(function).parameters))
-        return function
-
-    return decorate
-
-
-def register(number: str, title: str, function: Callable[..., Verdict], takes: Sequence[str], trials: Any = ()) -> None:
+def register(number: str, title: str, function: Callable[..., Verdict], takes: Sequence[str], trials: Any) -> None:
     """Register a function as the check for an exercise. For the arguments, see `Exercise`."""
     _exercises[number] = Exercise(number, title, function, tuple(takes), trials)
 
@@ -126,8 +107,6 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         untraced(number, stub)
         raise
     _passed[number] = answers, True
-    if not isinstance(verdict, Verdict):
-        raise TypeError(f"the check of exercise {number} must return a Verdict, not {type(verdict).__name__}")
     if not ledger.compared:
         raise RuntimeError(f"the check of exercise {number} compared nothing")
     if own := tplabs_own(number, answers):
@@ -154,7 +133,7 @@ def _after(number: str) -> tuple[str, ...]:
     return tuple(text for text in (*(tell(number) for tell in in_library), comes or last) if text)
 
 
-def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, Ledger]:
+def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Verdict, Ledger]:
     """Run a check, and return its verdict and its ledger.
 
     Raises CheckFailed if the answer is wrong, and NotImplementedError if the answer is still a stub.

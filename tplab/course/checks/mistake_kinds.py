@@ -28,8 +28,6 @@ class Context:
     """The values that help to explain why an observation is wrong on one rank.
 
     seen, expected: the observed and the expected value on every rank.
-    lookalikes:     the values that common mistakes would produce on this rank. Each key is a description that
-                    completes the sentence "The tensor equals ..." in a message.
     terms:          the tensors that each rank started with, by name.
     gradient:       True if the observed tensor is a gradient.
     guess:          False if nobody needs to know what a wrong tensor contains, only that it's wrong.
@@ -39,7 +37,6 @@ class Context:
     rank: int
     seen: Sequence[Any]
     expected: Sequence[Any]
-    lookalikes: Mapping[str, Any] = field(default_factory=dict)
     terms: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tol: float = 1e-9
     gradient: bool = False
@@ -63,9 +60,6 @@ def tensor_difference(seen: Any, expected: Tensor, context: Context) -> tuple[st
 
 def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
     """Guess what a tensor with the wrong shape really is, and return the guess as (kind, text)."""
-    for label, value in context.lookalikes.items():
-        if _equal(seen, value, context):
-            return label, f"it equals {label}"
     for dim in range(expected.dim() if context.p > 1 else 0):
         parts = [part for part in context.expected if isinstance(part, Tensor) and part.dim() == expected.dim()]
         if len(parts) == context.p and _mergeable(parts, dim) and _equal(seen, torch.cat(parts, dim), context):
@@ -91,9 +85,6 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
         yield "nan", f"{count} of {seen.numel()} elements are {what}"
     if not seen.any():
         yield "zeros", "all zeros"
-    for label, value in context.lookalikes.items():
-        if _equal(seen, value, context):
-            yield label, f"equals {label}"
     if seen.is_floating_point() and expected.any() and _close(seen, expected, 2e-6):
         off = float((seen - expected).abs().max())
         yield (

@@ -34,7 +34,7 @@ _side_groups: dict[Any, Any] = {}  # one group per default group, because creati
 class Changed(tuple[str, ...]):
     """The names of the caller's tensors that the learner's code changed.
 
-    `verify` requires this tuple to be empty in every check.
+    Every check requires this tuple to be empty.
     """
 
     __slots__ = ()
@@ -45,8 +45,8 @@ class Claim(str):
 
         {"the shard has memory of its own": Claim("" if own else "it is a view of the full tensor")}
 
-    `verify` requires every claim to be empty. The name is phrased as a statement because a failed check's message lists
-    the names of the correct observations after "Right:".
+    Every check requires its claims to be empty. The name is phrased as a statement because a failed check's message
+    lists the names of the correct observations after "Right:".
     """
 
     __slots__ = ()

@@ -1,10 +1,9 @@
 """Run the learner's code. If the code fails, report what the check tried, which exception the code raised, and where.
 
+as_failure   turn an exception raised in this process into a CheckFailed
 run_ranks    run a program on p ranks
 run_cases    run several cases of a program on p ranks, and name the case that failed
 called_as    show the call if the learner's function raises an exception on a rank
-calling      turn any exception raised in this process into a CheckFailed that shows the call
-must_refuse  require that a call in this process raises an exception
 
 A case is one way to construct the learner's module or call their function. While a check runs, its ledger counts the
 messages that the ranks send.
@@ -16,16 +15,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import portable
 from tplab.course.feedback.tracebacks import has_frames, readable_report, readable_traceback
-from tplab.course.feedback.verdict import CheckFailed, names
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared
 from tplab.course.notebooks.numbering import EXERCISE
 from tplab.runtime import Deadlock, RankError, Results, launch
@@ -40,11 +37,12 @@ _DTYPES_MEET = re.compile(
 
 
 def as_failure(
-    number: str, error: Exception | SystemExit, what: str = "your code raised", question: str | None = None
+    number: str, error: Exception | SystemExit, what: str = "your code raised", question: str = ""
 ) -> Exception:
     """Convert an exception raised by the learner's code into the one that the check should raise.
 
-    Most exceptions are converted to CheckFailed, but a stub's NotImplementedError stays a NotImplementedError.
+    Most exceptions are converted to CheckFailed, but a stub's NotImplementedError stays a NotImplementedError. The
+    failure asks `question`, unless the exception is about dtypes. Without a question, it asks a general one.
     """
     if isinstance(error, CheckFailed):
         return error
@@ -55,10 +53,10 @@ def as_failure(
     return CheckFailed(headline, report=report, question=_about(report, question))
 
 
-def _about(report: str, question: str | None) -> str:
-    """Return a question about dtypes if the report complains about dtypes.
+def _about(report: str, question: str = "") -> str:
+    """Return a question about dtypes if the report complains about dtypes. Otherwise, return `question`.
 
-    Otherwise, return the question that the check passed. If it passed None, return a general question.
+    If there's none, return a general question.
     """
     if _DTYPES_MEET.search(report):
         return shared("mixed dtypes")
@@ -69,18 +67,15 @@ def run_ranks(
     program: Callable[..., Any],
     p: int,
     *args: Any,
-    question: str | None = None,
-    stuck: str | None = None,
-    note: str | Callable[[RankError], str] = "",
+    note: Callable[[RankError], str] = lambda error: "",
     timeout: float = TIMEOUT,
 ) -> Results:
     """Run a check's program on p ranks with `launch`. results[r] is what program(*args) returned on rank r.
 
-    If a rank fails, `run_ranks` raises CheckFailed with the launcher's report. The failure message asks
-    `question`. If the ranks are waiting for each other, it asks `stuck` instead, and if they don't finish within
-    `timeout` seconds, it asks about an endless loop. If a rank calls a stub, `run_ranks` raises the stub's
-    NotImplementedError. The headline uses `note` to show what the check tried, as in
-    "ColumnParallelLinear(12, 8)". `note` may also be a function that returns this text for the launcher's error.
+    If a rank fails, `run_ranks` raises CheckFailed with the launcher's report and a general question. If the ranks
+    don't finish within `timeout` seconds, the question is about an endless loop. If a rank calls a stub, `run_ranks`
+    raises the stub's NotImplementedError. `note` takes the launcher's error and returns what the check tried, which the
+    headline shows, as in "ColumnParallelLinear(12, 8)".
     """
     try:
         results = launch(_portable_result, p, args=(program, args), timeout=timeout)
@@ -90,7 +85,7 @@ def run_ranks(
         message = str(error.cause_message or "").strip()
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
             raise NotImplementedError(message) from None
-        tried = note(error) if callable(note) else note
+        tried = note(error)
         late = error.cause_type == "timeout"
         waiting = isinstance(error, Deadlock) and not late
         failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
@@ -102,7 +97,7 @@ def run_ranks(
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         start += f", {tried}" if tried else ""
         report = readable_report(str(error))
-        asked = (stuck or shared("stuck")) if waiting else shared("late") if late else _about(report, question)
+        asked = shared("stuck") if waiting else shared("late") if late else _about(report)
         raise CheckFailed(
             f"{start}: {what}{current().right_before(tried, p)}.", report=report, question=asked
         ) from error
@@ -140,9 +135,7 @@ def run_cases(
     data: Sequence[Any],
     *,
     note: Callable[[Any], str],
-    question: Callable[[Any], str | None] = lambda case: None,
-    stuck: Callable[[Any], str | None] = lambda case: None,
-    ask_instead: Callable[[Any, CheckFailed], str | None] = lambda case, failure: None,
+    question: Callable[[Any, CheckFailed], str],
     timeout: float = TIMEOUT,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
@@ -151,16 +144,14 @@ def run_cases(
     If that launch fails, `run_cases` looks up which case the ranks had reached. If no rank had come any further than
     the first case, the failure is about the first case. Otherwise, `run_cases` runs the first case alone, then the
     cases before the one that the ranks had reached, this case alone, and the cases after it, until a case fails on its
-    own. The failure message uses `note` to describe the failing case, and asks the question that `question` returns for
-    the case. But if the ranks are waiting for each other, it asks the question that `stuck` returns. If `ask_instead`
-    returns a better question for the failure, the message asks only that question.
+    own. The failure message uses `note` to describe the failing case. It asks the question that `question` returns for
+    the case and its failure, or the general one from `run_ranks` if that's "".
 
     Always exhaust the iterator. Some answers fail only when several cases run one after another. For such an answer,
     `run_cases` raises CheckFailed only after it has yielded all cases.
     """
 
     def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
-        asked: dict[str, Any] = {"question": question(some[0]), "stuck": stuck(some[0])}
         with tempfile.NamedTemporaryFile() as file:
             file.write(bytes(PLACE * p))
             file.flush()
@@ -172,7 +163,7 @@ def run_cases(
 
             try:
                 seen = run_ranks(
-                    program, p, answer, watched, theirs, **asked, timeout=timeout,
+                    program, p, answer, watched, theirs, timeout=timeout,
                     note=lambda error: note(some[0]) if in_first_case(error) else "",
                 )  # fmt: skip
                 failure = None
@@ -188,7 +179,7 @@ def run_cases(
                 if some[part]:
                     yield from run(some[part], theirs[part])
             if alone or len(some) == len(cases):
-                failure.question = ask_instead(some[0], failure) or failure.question
+                failure.question = question(some[0], failure) or failure.question
                 raise failure
             return  # these cases fail only if they run one after another, but a later case may fail on its own
         for index in range(len(some)):
@@ -208,69 +199,5 @@ def called_as(call: str) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def calling(call: str, question: str | None = None) -> Iterator[DefaultDevice]:
-    """Context manager that turns any exception raised in this process into a CheckFailed that shows the call.
-
-    with calling("shard(tensor [5, 24], dim=-1, rank=0, world_size=2)") as watch:
-        mine = shard(tensor, -1, 0, 2)
-    seen = {"shard": mine} | watch.claims({"shard": mine})
-    """
-    try:
-        with DefaultDevice() as watch:
-            yield watch
-    except Exception as error:
-        failure = as_failure(current().exercise, error, f"{call} raised", question)
-        raise failure from (None if failure is error else error)
-
-
 def _portable_result(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return portable(program(*args))
-
-
-def fail(number: str, what: str, question: str, report: str = "") -> NoReturn:
-    """Raise CheckFailed for a problem that `verify` can't detect."""
-    raise CheckFailed(f"Exercise {number}: {what}", question=question, report=report)
-
-
-def must_refuse(
-    number: str,
-    call: Callable[[], Any],
-    question: str,
-    *,
-    error: type[Exception] = ValueError,
-    says: Sequence[object] = (),
-    what: str = "this",
-) -> None:
-    """Raise CheckFailed unless `call` raises `error` and the error's message contains every item of `says`.
-
-    An error from min() or max() doesn't count, because its message is about an empty list instead of the actual cause.
-
-    what: the call, as shown in the failure's message, such as "divide(10, 4)".
-    """
-    try:
-        result = call()
-    except NotImplementedError:
-        raise
-    except error as raised:
-        if str(raised).startswith(("min() ", "max() ")):
-            said = (
-                f"{what} raises {error.__name__}. But its message complains about an empty list, when it should "
-                "name the actual cause."
-            )
-            fail(number, said, question, str(raised))
-        unsaid = [str(item) for item in says if str(item) not in str(raised)]
-        if unsaid:
-            fail(
-                number,
-                f"{what} raises {error.__name__}, but its message doesn't mention {names(unsaid)}.",
-                question,
-                str(raised),
-            )
-    except Exception as raised:
-        got = f"{type(raised).__name__}: {raised}"
-        fail(number, f"{what} should raise {error.__name__}, but it raised a different exception.", question, got)
-    else:
-        got = f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)[:80]
-        fail(number, f"{what} should raise {error.__name__}, but it returned {got}.", question)
-    current().compared["the error"] = None

@@ -17,7 +17,7 @@ import torch
 from tplab.course.checks import twins
 from tplab.course.checks.cases import FIRST_CALL, Batch, Place, batches, describe, on_a_rank
 from tplab.course.checks.check_vocabulary import ask_about_group
-from tplab.course.checks.choose import about_groups, about_report, choose
+from tplab.course.checks.choose import about_groups, about_report, about_variant, choose
 from tplab.course.checks.differences import NOT_RUN, Differences, compare
 from tplab.course.checks.exercises import WORLD_SIZES, register
 from tplab.course.checks.messages import one_sided
@@ -72,7 +72,7 @@ class OnRanks(Trial):
     terms:       (case, problem, size) -> tensors by name, each as a list with one tensor for each of `size` ranks. A
                  wrong tensor is often a combination of these, such as the sum of x without one rank's
     world_sizes, without, layouts_differ    as in `cases.batches`
-    tol:         the tolerance, as in `verify`
+    tol:         the tolerance, as in `verification.compare_ranks`
     values_on_cpu: whether `run` may return tensors that it has created on the CPU
     timeout:     the seconds after which a launch counts as an endless loop. If the answer only needs milliseconds, the
                  learner shouldn't have to wait for a minute
@@ -100,8 +100,8 @@ class OnRanks(Trial):
         for batch in self.batches(answer):
             runs = run_cases(
                 on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
-                note=lambda case: describe(case, name), question=lambda case: case.twin and twins.question(case.twin),
-                ask_instead=lambda case, failure: self._about(case, failure, own), timeout=self.timeout,
+                note=lambda case: describe(case, name), question=lambda case, failure: self._about(case, failure, own),
+                timeout=self.timeout,
             )  # fmt: skip
             for index, observed in enumerate(runs):
                 known = KnownMistakes(number, self, batch, index)
@@ -152,8 +152,7 @@ def judge(
     if not differences:
         return differences, names, ""
     if case.twin and not (case.twin is Twin.AGAIN and _repeats(observed)):
-        asked = twins.asked_first(case.twin)
-        return differences, names, next(question.ask for question in asked if question.fits(differences))
+        return differences, names, about_variant(differences)
     if case.groups and (ask := about_groups(own)):
         return differences, names, ask_about_group(ask)
     ask = choose(own, differences, lambda mistake: explained(known(mistake), observed, differences, expected))

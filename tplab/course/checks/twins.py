@@ -7,7 +7,7 @@ variants of every case, so a check doesn't have to create any variants itself.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from tplab.course.checks import layouts, run_answer
-from tplab.course.checks.default_device import DefaultDevice
+from tplab.course.checks import layouts
 from tplab.course.checks.late import late
-from tplab.course.checks.observation import GROUPS_LEFT, observing
+from tplab.course.checks.observation import observing
 from tplab.course.checks.recorded_traffic import Traffic
-from tplab.course.checks.verification import Question
 from tplab.course.notebooks.mistakes import shared
 
 WORLD_SIZE = 2  # the smallest world size at which ranks send any messages
@@ -51,8 +49,6 @@ ALONE = (None, Twin.FLOAT32, Twin.STRIDED, Twin.BFLOAT16)
 
 _LAYOUTS_MEET = "with strides"  # reports say this if ranks pass tensors with different layouts to a collective
 _VIEW_SAYS = "view size is not compatible"  # torch says this if `view` would have to copy elements
-GROUPS_QUESTION = Question(lambda d: GROUPS_LEFT in d.names, shared("new groups"))
-LATER_QUESTION = Question(lambda d: "out" not in d.names and "changed" not in d.kinds(), shared("not a leaf"))
 
 
 def dtype_of(twin: Twin | None) -> torch.dtype:
@@ -64,29 +60,9 @@ def note(twin: Twin | None) -> str:
 
 
 def question(twin: Twin, report: str = "") -> str:
-    """Return the question to ask if an answer fails this variant of a case.
-
-    If the variant's run failed, `report` is the report from that run.
-    """
+    """Return the question to ask if the run of this variant of a case failed. `report` is the report from that run."""
     about_layouts = {_LAYOUTS_MEET: "layouts", _VIEW_SAYS: "view"} if twin is Twin.STRIDED else {}
     return shared(next((key for words, key in about_layouts.items() if words in report), twin.value))
-
-
-def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractContextManager[DefaultDevice]:
-    """Catch exceptions like `run_answer.calling`.
-
-    If the exception occurs in a variant of the case, the failure message also names the variant and asks about it.
-    """
-    return run_answer.calling(f"{call} {note(twin)}".strip(), question(twin) if twin else ask)
-
-
-def asked_first(twin: Twin | None) -> list[Question]:
-    """Return the questions about a variant of a case, or an empty list for the original case.
-
-    A check considers these questions before the exercise's own questions.
-    """
-    first = [GROUPS_QUESTION, LATER_QUESTION] if twin is Twin.EVALUATION else [GROUPS_QUESTION]
-    return [*first, Question(lambda d: True, question(twin))] if twin else []
 
 
 def tolerance(twin: Twin | None, tol: float) -> float:

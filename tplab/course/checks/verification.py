@@ -1,14 +1,12 @@
-"""`verify` compares every rank's observations with the expected values, reports all differences, and asks one question.
+"""Compare every rank's observations with the expected values, and build the failure that lists all differences.
 
 An observation is a named value that a check records on a rank, such as "dx". A check's ledger keeps track of what the
 check has compared.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tplab.course.checks.choose import FIRST, LAST, choose_general
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.differences import MISSING, NOT_RUN, Difference, Differences, compare, is_gradient
 from tplab.course.checks.ledger import current
@@ -18,77 +16,11 @@ from tplab.course.feedback.verdict import CheckFailed, ranks_text
 from tplab.course.notebooks.mistakes import shared
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question to ask when an answer is wrong in a particular way.
-
-    when: either the names of all observations that differ, as in "dx" or ("dx", "backward traffic"), or a predicate on
-          `Differences`, as in lambda d: d.kind("out") == "p times".
-    """
-
-    when: str | Sequence[str] | Callable[[Differences], bool]
-    ask: str
-
-    def fits(self, differences: Differences) -> bool:
-        if callable(self.when):
-            return bool(self.when(differences))
-        wanted = frozenset([self.when] if isinstance(self.when, str) else self.when)
-        return differences.names == wanted and not differences.malformed
-
-
-# If only this aspect of the values is wrong, the check asks the shared question about it. But if the exercise's own
-# question contains one of the words, it's already about this aspect, so the check asks the exercise's question instead
-_ABOUT = {
-    "dtype": ("dtype", "float", "int"),
-    "sign": ("sign", "minus", "subtract", "negative", "gradient"),
-}
-
-
-def verify(
-    number: str,
-    p: int,
-    observed: Sequence[Mapping[str, Any]],
-    expected: Sequence[Mapping[str, Any]],
-    *,
-    questions: Sequence[Question] = (),
-    lookalikes: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
-    tol: float = 1e-9,
-    note: str = "",
-    alone: bool = False,
-) -> None:
-    """Compare every rank's observations with the expected values. If any differ, raise one CheckFailed that lists them.
-
-    observed:   one dict per rank, as returned by `run_ranks`. `Changed` and `Claim` values must be empty, even if
-                `expected` doesn't contain them.
-    expected:   one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of such values.
-    questions:  the exercise's own questions. The check asks the first question that fits.
-    lookalikes: values that common mistakes would produce, as in {"dx": {"this rank's part, before the sum": [value on
-                rank 0, ...]}}. The description completes the sentence "dx equals ..." and is also the kind that a
-                Question can match.
-    tol:        the largest allowed difference, relative to the largest expected element, or absolute if that element is
-                below 1.
-    note:       what is special about this run, such as "with skip_bias_add". The headline shows p and then this note.
-    alone:      whether a single process computed the results for all p ranks. If so, `observed` and `expected` contain
-                only one dict each, and the failure names no rank.
-    """
-    differences, names = compare_ranks(p, observed, expected, lookalikes=lookalikes, tol=tol, alone=alone, note=note)
-    note_the_device(number, p, observed, note)
-    if differences:
-        ask = choose_general(FIRST, differences)
-        ask = ask or next((question.ask for question in questions if question.fits(differences)), "")
-        ask = ask or choose_general(LAST, differences)
-        if differences.aspect in _ABOUT and not any(word in ask for word in _ABOUT[differences.aspect]):
-            ask = shared(differences.aspect)
-        raise failed(number, differences, names, ask, note)
-    note_right(p, observed, names, note)
-
-
 def compare_ranks(
     p: int,
     observed: Sequence[Mapping[str, Any]],
     expected: Sequence[Mapping[str, Any]],
     *,
-    lookalikes: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
     terms: Mapping[str, Sequence[Any]] | None = None,
     tol: float = 1e-9,
     alone: bool = False,
@@ -96,9 +28,16 @@ def compare_ranks(
 ) -> tuple[Differences, list[str]]:
     """Return the differences between observed and expected values, and the names of all values that were compared.
 
-    p:     as in `verify`, or 0 if the results of a function aren't about ranks
-    terms: the tensors that each rank started with, as in {"x": [x on rank 0, ...]}. A wrong tensor may turn out to be
-           a combination of these. For all other arguments, see `verify`.
+    p:        the number of ranks, or 0 if the results of a function aren't about ranks
+    observed: one dict per rank. `Changed` and `Claim` values must be empty, even if `expected` doesn't contain them
+    expected: one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of such values
+    terms:    the tensors that each rank started with, as in {"x": [x on rank 0, ...]}. A wrong tensor may turn out to
+              be a combination of these
+    tol:      the largest allowed difference, relative to the largest expected element, or absolute if that element is
+              below 1
+    alone:    whether a single process computed the results for all p ranks. If so, `observed` and `expected` contain
+              only one dict each, and the failure names no rank
+    note:     what is special about this run, such as "in bfloat16". The headline shows p and then this note
     """
     count = 1 if alone else p
     current().alone = alone
@@ -113,8 +52,7 @@ def compare_ranks(
         for rank in range(count):
             if name not in expected[rank] and not isinstance(seen[rank], (Changed, Claim)):
                 continue
-            alike = {label: values[rank] for label, values in (lookalikes or {}).get(name, {}).items()}
-            context = Context(count, rank, seen, right, alike, terms or {}, tol, is_gradient(name))
+            context = Context(count, rank, seen, right, terms or {}, tol, is_gradient(name))
             difference = compare(seen[rank], right[rank], context)
             if difference:
                 found.append(Difference(name, rank, *difference))
@@ -122,7 +60,7 @@ def compare_ranks(
 
 
 def failed(number: str, differences: Differences, names: Sequence[str], ask: str, note: str) -> CheckFailed:
-    """Return the failure that lists the differences and asks one question. For `note`, see `verify`."""
+    """Return the failure that lists the differences and asks one question. For `note`, see `compare_ranks`."""
     p, wrong = differences.p, {d.name for d in differences}
     ranks = sorted({d.rank for d in differences if d.kind != NOT_RUN})
     where = ", ".join(filter(None, [f"Exercise {number}", f"p = {p}" if p else "", note]))

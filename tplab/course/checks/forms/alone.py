@@ -3,22 +3,24 @@
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from tplab.course.checks import twins
-from tplab.course.checks.choose import about_report, choose
+from tplab.course.checks.choose import about_report, about_variant, choose
+from tplab.course.checks.describe import describe
 from tplab.course.checks.differences import Differences
 from tplab.course.checks.exercises import fresh_generator
+from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import Claim, Observed
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.run_answer import must_refuse
+from tplab.course.checks.run_answer import as_failure
 from tplab.course.checks.trials import Answers, Seen, Trial, explained
 from tplab.course.checks.twins import Twin
 from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
-from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.feedback.verdict import CheckFailed, names
 from tplab.course.notebooks.mistakes import Mistake, Table
 
 
@@ -50,7 +52,7 @@ class Alone(Trial):
     calls: (generator) -> the calls to try
     run:   (answer, call) -> what was observed, for each rank or, if the call is `alone`, once
     right: (call) -> the right observations, in the same form
-    tol:   the tolerance, as in `verify`
+    tol:   the tolerance, as in `verification.compare_ranks`
     """
 
     calls: Callable[[torch.Generator], Iterable[Call]]
@@ -61,9 +63,9 @@ class Alone(Trial):
     def check(self, number: str, answers: Answers) -> None:
         answer, own = self.answer(answers), self.table(number)
         for call in self.calls(fresh_generator()):
-            observed = self._observed(answer, call, own)
-            expected = self.right(call)
             note = f"{call.note} {twins.note(call.twin)}".strip()
+            observed = self._observed(number, own, answer, call, note)
+            expected = self.right(call)
             differences, names = compare_ranks(
                 call.p, observed, expected, tol=twins.tolerance(call.twin, self.tol), alone=call.alone, note=note
             )
@@ -75,14 +77,14 @@ class Alone(Trial):
                 raise failure
             note_right(call.p, observed, names, note)
 
-    def _observed(self, answer: Any, call: Call, own: Table) -> Seen:
+    def _observed(self, number: str, own: Table, answer: Any, call: Call, note: str) -> Seen:
         try:
-            with twins.calling(call.twin, call.note):
-                return self._run(answer, call)
-        except CheckFailed as failure:
-            if not call.twin:
-                failure.question = about_report(own, failure.report, stuck=False, note=call.note) or failure.question
-            raise
+            return self._run(answer, call)
+        except Exception as error:
+            failure = as_failure(number, error, f"{note} raised", twins.question(call.twin) if call.twin else "")
+            if isinstance(failure, CheckFailed) and not call.twin:
+                failure.question = about_report(own, failure.report, stuck=False, note=note) or failure.question
+            raise failure from (None if failure is error else error)
 
     def _run(self, answer: Any, call: Call) -> Seen:
         """Run an answer on a copy of what it's given, because it may write into that."""
@@ -92,8 +94,7 @@ class Alone(Trial):
         self, number: str, own: Table, call: Call, observed: Seen, expected: Seen, differences: Differences
     ) -> str:
         if call.twin:
-            asked = twins.asked_first(call.twin)
-            return next(question.ask for question in asked if question.fits(differences))
+            return about_variant(differences)
 
         @cache
         def known(mistake: Mistake) -> Seen | None:
@@ -122,16 +123,33 @@ def refusals(says: str, calls: Sequence[tuple[str, Callable[[Any], Any], Sequenc
 
     def run(answer: Any, call: Call) -> Seen:
         make, named = call.given
-        try:
-            must_refuse("", lambda: make(answer), "", says=named, what="it")
-        except CheckFailed as failure:
-            return one({says: Claim(failure.headline.partition(": ")[2])})
-        return one({says: Claim("")})
+        claim = Claim(_not_refused(partial(make, answer), named))
+        current().compared["the error"] = None
+        return one({says: claim})
 
     return Alone(
         calls=lambda generator: [Call((make, named), words) for words, make, named in calls], run=run,
         right=lambda call: [{}], **options,
     )  # fmt: skip
+
+
+def _not_refused(call: Callable[[], Any], named: Sequence[object]) -> str:
+    """Return why a call doesn't raise ValueError with a message that names what it must, or "" if it does.
+
+    An error from min() or max() doesn't count, because its message is about an empty list instead of the actual cause.
+    """
+    try:
+        returned = call()
+    except NotImplementedError:
+        raise
+    except ValueError as error:
+        unsaid = [str(item) for item in named if str(item) not in str(error)]
+        if str(error).startswith(("min() ", "max() ")):
+            return "it raises ValueError, but the message complains about an empty list instead of the actual cause"
+        return f"it raises ValueError, but the message doesn't mention {names(unsaid)}" if unsaid else ""
+    except Exception as error:
+        return f"it should raise ValueError, but it raised {type(error).__name__}"
+    return f"it should raise ValueError, but it returned {describe(returned)}"
 
 
 def in_other_conditions(call: Call) -> Iterable[Call]:

@@ -17,8 +17,8 @@ from torch.autograd import Function
 from tplab.course.checks.cases import Case, Place
 from tplab.course.checks.check_vocabulary import random_tensor
 from tplab.course.checks.observation import Observed, observe
-from tplab.course.checks.run_answer import fail
 from tplab.course.checks.trials import Answers, OnRanks
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared
 from tplab.runtime import device
 
@@ -98,7 +98,8 @@ class Operator(OnRanks):
     def check(self, number: str, answers: Answers) -> None:
         answer = self.answer(answers)
         if not (isinstance(answer, type) and issubclass(answer, Function)):
-            fail(number, f"{self.of} isn't a subclass of torch.autograd.Function.", shared("no function"))
+            what = f"{self.of} isn't a subclass of torch.autograd.Function."
+            raise CheckFailed(f"Exercise {number}: {what}", question=shared("no function"))
         super().check(number, answers)
 
 
