@@ -244,8 +244,10 @@ def test_a_symptom_names_exactly_the_observations_that_differ() -> None:
 def test_what_was_not_run_is_no_difference_and_only_an_output_can_be_malformed() -> None:
     assert fits("only out", found(("out", 0, "value"), ("dx", 0, "not run")))
     assert not fits("dx", found(("out", 0, "value"), ("dx", 0, "not run")))
-    assert fits("malformed", found(("out", 0, "none"), ("dx", 0, "not run")))
-    assert not fits("malformed", found(("db", 1, "none")))
+    for kind in ("none", "type", "structure", "dtype", "missing"):
+        assert fits("malformed", found(("out", 0, kind), ("dx", 0, "not run")))
+        assert not fits("malformed", found(("db", 1, kind)))
+    assert not fits("malformed", found(("out", 0, "value")))
 
 
 def test_rows_put_ranks_and_names_that_are_alike_together() -> None:
