@@ -226,7 +226,7 @@ predict("11.b", steps=14, microseconds=341.2)
 # %% [markdown] task="11.3" title="The time of a layer" difficulty=3 minutes=15
 # In the forward and backward passes of one transformer layer, how long does a rank compute, and how long does it communicate? Return both times, in seconds.
 #
-# - The layer is the one from chapter 10, with ordinary attention and an MLP with an inner size of $4h$. Count only the matmuls. A matmul of `[m, k]` and `[k, n]` takes $2mkn$ **FLOPs** (floating-point operations), and the rank can do `rate` FLOPs per second. Don't forget the two matmuls inside of attention, and count all of their elements, even those that a causal mask hides.
+# - The layer is the one from chapter 10, with ordinary attention and an MLP with an inner size of $4h$. Count only the matmuls. A matmul of `[m, k]` and `[k, n]` takes $2mkn$ **FLOPs** (floating-point operations), and the rank can do `rate` FLOPs per second. Don't forget the two matmuls inside of attention, and count the full $s \times s$ matrices, including what a causal mask hides.
 #
 # - `all_reduce(link, size, p)` returns how long a ring all-reduce of `size` bytes takes. Each element takes up `bytes_per_number` bytes. None of the messages are hidden.
 #
@@ -273,7 +273,7 @@ def bars(link, h):
 viz.explore(bars, link=("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR"), h=(12288, 2048, 4096, 8192, 16384))
 
 # %% [markdown]
-# Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If each of the 8 GPUs had to send everything through a single InfiniBand adapter, the GPUs would spend more than two thirds of their time waiting. That's why tensor parallelism usually stays within a machine.
+# Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If the 8 GPUs were connected only by InfiniBand, with an adapter for each GPU, they would spend more than two thirds of their time waiting. That's why tensor parallelism usually stays within a machine.
 #
 # ## How wide does a layer have to be?
 #
@@ -320,7 +320,7 @@ for name, link, p in (("A100 DGX", "NVLink 3", 8), ("H100 DGX", "NVLink 4", 8), 
 viz.table(rows)
 
 # %% [markdown]
-# With each new generation, the speed of GPUs has increased more than the speed of their links, so the same $p$ needs wider layers. In a rack that connects 72 GPUs over NVLink, you could choose $p = 72$, but we don't know of any model with layers that wide. (GPUs don't reach the peak rates in their data sheets. The table uses the rates that people have measured for large matmuls, except where it says "estimate".)
+# With each new generation, the speed of GPUs has increased more than the speed of their links, so the same $p$ needs wider layers. In a rack that connects 72 GPUs over NVLink, you could choose $p = 72$, but we don't know of any model with layers that wide. (GPUs don't reach the peak rates in their data sheets. The table uses the rates that people have measured for large matmuls, except where it says "estimate". But it uses the full bandwidths of the links, so these widths are lower limits.)
 #
 # <details><summary>Going deeper: a switch that adds</summary>
 #

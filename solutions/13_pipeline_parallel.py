@@ -146,13 +146,13 @@ play(schedule(4, 8))
 #
 # </details>
 #
-# GPipe and 1F1B take equally long, but in 1F1B, the shelves are smaller! Many explanations say that 1F1B shrinks the bubble, but it can't. No matter how you order the actions, the last rank has to wait for $p - 1$ forward passes before its first micro-batch arrives. At the end, rank 0 has to wait for $p - 1$ more backward passes after the last rank has finished. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
+# GPipe and 1F1B take equally long, but in 1F1B, the shelves are smaller! Many explanations say that 1F1B shrinks the bubble, but it can't. No matter how you order the actions, the last rank has to wait for $p - 1$ forward passes before its first micro-batch arrives. After the last rank has finished, the other $p - 1$ ranks still have to run their last backward passes, one after the other. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
 #
 # $$\text{bubble} = \frac{(p-1)(t_F + t_B)}{m\,(t_F + t_B)} = \frac{p-1}{m}$$
 #
 # So is the popular claim just wrong?
 #
-# **Predict.** Suppose that each of your four ranks has room for four micro-batches on its shelf, and that you can split the batch into as many as 64 micro-batches. How small can you make the bubble with GPipe if no shelf may overflow? How small can you make the bubble with your own schedule? (You may write fractions.)
+# **Predict.** Suppose that a micro-batch is always a single sequence, that the shelf of each of your four ranks has room for four of them, and that a batch may have up to 64 sequences. How small can you make the bubble with GPipe if no shelf may overflow? How small can you make the bubble with your own schedule? (You may write fractions.)
 
 # %% predict="13.c"
 predict("13.c", gpipe=3 / 4, yours=3 / 64)
@@ -223,9 +223,9 @@ check("13.2", forward_stage, backward_stage)
 # - `work = channels.receive(tensor, sender)` starts to receive a message into a tensor. You can read the tensor after `work.wait()` has returned.
 
 # %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=18
-# Write the program of a single rank. The program works through its list of actions in order, and it should work for any schedule that can be completed. (Messages carry no labels, so neighbors send and receive their micro-batches in the same order.) You decide when to receive a message, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
+# Write the program of a single rank. The program works through its list of actions in order, and it should work for any schedule that can be completed. (Messages carry no labels. But you can rely on the lists: two neighbors always send and receive their micro-batches in the same order.) You decide when to receive a message, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
 #
-# Each micro-batch has its own loss, which is a mean over its examples. But at the end of the step, `.grad` should contain the gradients of the *whole batch's* mean loss, added to whatever was in it before. After a micro-batch's backward pass, don't keep a reference to any of its tensors.
+# Each micro-batch has its own loss, which is a mean over its examples. But at the end of the step, `.grad` should contain the gradients of the *whole batch's* mean loss, added to whatever was in it before. After a micro-batch's backward pass, don't keep its graph or its activations. The messages that you've sent and the value of its loss may stay until the end of the step.
 
 
 # %% exercise="13.3"
@@ -357,7 +357,7 @@ viz.schedule(in_units(launch(at_work, 4, args=(schedule, 8))), title="your sched
 viz.schedule(schedule_order.simulate(as_schedule(schedule(4, 8))), title="the same schedule, simulated")
 
 # %% [markdown]
-# **Predict.** GPT-3 has 96 layers with $h = 12288$. Suppose that one sequence of 2,048 tokens goes through the model, forward and backward, with 2 bytes per element. With tensor parallelism and four all-reduces per layer, what's the total size of each rank's messages, in gigabytes? With a pipeline, how many gigabytes does a rank in the middle *send*? (A gigabyte is a billion bytes. Round to one decimal.)
+# **Predict.** GPT-3 has 96 layers with $h = 12288$. Suppose that one sequence of 2,048 tokens goes through the model, forward and backward, with 2 bytes per element. With tensor parallelism and four all-reduces per layer, what's the total size of the tensors that each rank all-reduces, in gigabytes? With a pipeline, how many gigabytes does a rank in the middle *send*? (A gigabyte is a billion bytes. Round to one decimal.)
 
 # %% predict="13.d"
 predict("13.d", split_layers=19.3, stages=0.1)
@@ -367,7 +367,7 @@ predict("13.d", split_layers=19.3, stages=0.1)
 #
 # ## Break it
 #
-# Your program starts all of its sends and waits for them at the end. Wouldn't it be safer to wait for each send right away? Let's try that with both schedules, on two ranks.
+# Your program starts all of its sends and waits for them at the end. Wouldn't it be safer to wait for each send right away? Let's try that with both schedules, on two ranks and with two micro-batches.
 #
 # **Predict.** Which of the two schedules hangs: "GPipe", "1F1B", "both", or "neither"?
 

@@ -83,8 +83,7 @@ def test_start_check_hint_solution_update_and_lab_work_without_the_repository(in
     done = installed.run("tplab", "check", "2")
     assert done.returncode == 1, "the other exercises are still to do"
     assert "to do" in done.stdout
-    said = installed.run("tplab", "progress", "2", "--json", folder="my_course").stdout
-    assert json.loads(said)["chapters"][0]["passed"] == 1
+    assert installed.run("tplab", "progress", "2", folder="my_course").stdout.startswith("1 of 4 exercises passed")
     assert "hint 1 of 3" in installed.run("tplab", "hint", "2.2").stdout
     assert "Exercise 2.2" in installed.run("tplab", "solution", "2.2", "--yes").stdout
     assert "up to date" in installed.run("tplab", "update").stdout

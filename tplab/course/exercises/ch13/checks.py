@@ -197,7 +197,7 @@ def run_chain(answers: Any, call: Call) -> Seen:
             "dx": torch.stack(sent_back) if all(isinstance(each, Tensor) for each in sent_back) else sent_back[0],
             **{f"dW{i}": stage.weight.grad for i, stage in enumerate(stages)},
             **{f"db{i}": stage.bias.grad for i, stage in enumerate(stages)},
-            KEPT: Claim(f"{live} graphs are still there" if live else ""),
+            KEPT: Claim(f"{live} graph{'s are' if live > 1 else ' is'} still there" if live else ""),
             "messages unchanged": Changed(changed),
         }
     ]
