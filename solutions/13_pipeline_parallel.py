@@ -13,7 +13,7 @@
 #
 # Why would you give whole layers to a machine? With tensor parallelism, the ranks have to wait for four messages in every layer, so they need the fast links inside a single machine. Tensor parallelism also needs layers that consist of pairs of matmuls. A pipeline works with any kind of layer, and it sends very little data.
 #
-# By the end of this chapter, your library will be able to train a model in two stages. You need chapter 01. About 75 minutes, plus 15 minutes for an optional section.
+# By the end of this chapter, your library will be able to train a model in two stages. You need chapter 01. About 90 minutes, plus 15 minutes for an optional section.
 
 # %% tags=["setup"]
 import copy
@@ -222,7 +222,7 @@ check("13.2", forward_stage, backward_stage)
 #
 # - `work = channels.receive(tensor, sender)` starts to receive a message into a tensor. You can read the tensor after `work.wait()` has returned.
 
-# %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=18
+# %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=23
 # Write the program of a single rank. The program works through its list of actions in order, and it should work for any schedule that can be completed. (Messages carry no labels. But you can rely on the lists: two neighbors always send and receive their micro-batches in the same order.) You decide when to receive a message, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
 #
 # Each micro-batch has its own loss, which is a mean over its examples. But at the end of the step, `.grad` should contain the gradients of the *whole batch's* mean loss, added to whatever was in it before. After a micro-batch's backward pass, don't keep its graph or its activations. The messages that you've sent and the value of its loss may stay until the end of the step.

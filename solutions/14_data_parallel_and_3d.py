@@ -11,7 +11,7 @@
 #
 # Large training runs work on many copies of the same model at the same time. In this chapter, you'll make several copies learn as one, and you'll stop them from all storing the same optimizer state, which is the idea behind FSDP. Then you'll combine three kinds of parallelism on eight processes, and you'll decide which rank runs on which machine. If you decide badly, all the numbers are still correct, but each step takes longer, and no test will tell you why.
 #
-# You need chapters 10, 12, and 13. About 75 minutes.
+# You need chapters 10, 12, and 13. About 90 minutes.
 
 # %% tags=["setup"]
 import math
@@ -85,7 +85,7 @@ def cut_into_buckets(parameters, bucket_size):
     return buckets
 
 
-# %% [markdown] task="14.1" title="Gradients in buckets" difficulty=3 minutes=15
+# %% [markdown] task="14.1" title="Gradients in buckets" difficulty=3 minutes=20
 # The loss on each rank is the *sum* over the rank's own tokens. Your code shouldn't wait for anything before `finish` is called. After `finish`, every `param.grad` should contain the gradient of the *mean* loss over the tokens of all ranks.
 #
 # - Run one all-reduce for each of the given `self.buckets`, and start it as soon as the last gradient in the bucket is ready. With `async_op=True`, `dist.all_reduce` immediately returns a request, and the tensor doesn't contain the result until you've called `wait()` on that request.
@@ -203,7 +203,7 @@ viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
 # %% predict="14.b"
 predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 
-# %% [markdown] task="14.2" title="A step of ZeRO-1" difficulty=3 minutes=12
+# %% [markdown] task="14.2" title="A step of ZeRO-1" difficulty=3 minutes=16
 # Adam updates each element independently, so you can split the model anywhere. The given method `flatten` joins all the tensors into one flat vector and appends zeros until the vector can be split evenly. Each rank gets a shard of `self.length` elements, no matter which layers they belong to.
 #
 # - In the constructor, set `self.shard` to a parameter with this rank's slice of the flat weights, and set `self.optimizer` to an `optimizer_class([self.shard], **options)`. The shard must not keep the full vector in memory.
@@ -318,7 +318,7 @@ predict("14.c", seconds=0.23)
 #
 # Ranks are numbered machine by machine. If tp is the **innermost** axis, each tp group consists of consecutive ranks, such as ranks 0 and 1. Along the **outermost** axis, the ranks of a group are farthest apart. You'll often read that the order has to be tp, pp, dp, because tp sends the most bytes and dp the fewest. Is that a law?
 
-# %% [markdown] task="14.3" title="Seat the ranks" difficulty=3 minutes=15
+# %% [markdown] task="14.3" title="Seat the ranks" difficulty=3 minutes=18
 # **a)** How many bytes does a rank send along each axis per step? Count only the messages of the GPT's layers:
 #
 # - Each layer has $12 h^2$ weights and runs four all-reduces of `[tokens, h]` in its tp group.

@@ -17,7 +17,7 @@ progress()
 # %% [markdown]
 # ## The chapters
 #
-# Start with **[a first taste](start.ipynb)**, which takes fifteen minutes. After that, each chapter takes 60 to 75 minutes including its exercises. All the chapters together take about 20 hours. The chapters build on each other, so it's best to work through them in order. But if you get stuck, you can still move on, because every chapter comes with ready-made versions of everything that the earlier chapters build.
+# Start with **[a first taste](start.ipynb)**, which takes fifteen minutes. After that, each chapter takes 60 to 90 minutes including its exercises. All the chapters together take about 20 hours. The chapters build on each other, so it's best to work through them in order. But if you get stuck, you can still move on, because every chapter comes with ready-made versions of everything that the earlier chapters build.
 #
 # | | chapter | you build | exercises, and time for the chapter |
 # |---|---|---|---|
@@ -35,8 +35,8 @@ progress()
 # | 10 | [The parallel transformer](10_parallel_transformer.ipynb) | encoder and decoder layers, a GPT that trains, and text generation | 6, about 75 min |
 # | 11 | [What communication costs](11_communication_cost.ipynb) | a layer that sends while it multiplies, the time of a layer on GPUs that you don't have, and a mean that was divided too early | 5, about 75 min |
 # | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | sequence parallelism, which shards the activations between the layers | 4, about 75 min |
-# | 13 | [Pipeline parallelism](13_pipeline_parallel.ipynb) | a schedule that beats GPipe, and a model that trains in stages | 5, about 75 min |
-# | 14 | [Data parallelism and the 3D mesh](14_data_parallel_and_3d.ipynb) | replicas that learn as one, ZeRO, and which rank of a 3D mesh sits where | 4, about 75 min |
+# | 13 | [Pipeline parallelism](13_pipeline_parallel.ipynb) | a schedule that beats GPipe, and a model that trains in stages | 5, about 90 min |
+# | 14 | [Data parallelism and the 3D mesh](14_data_parallel_and_3d.ipynb) | replicas that learn as one, ZeRO, and which rank of a 3D mesh sits where | 4, about 90 min |
 # | 15 | [Capstone: train a GPT](15_capstone.ipynb) | a training run of your own code that survives a pulled plug bit for bit, and layouts for larger ones | 4, about 75 min |
 #
 # ## How a chapter works
