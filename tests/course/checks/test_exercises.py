@@ -40,10 +40,8 @@ def give(case, full, place):
 
 
 def run(answer, case, given, group):
-    weight, bias = nn.Parameter(given.weight), nn.Parameter(given.bias)
-    return observe(
-        lambda x: answer(x, weight, bias), given.dy, inputs={"x": given.x}, parameters={"W": weight, "b": bias}
-    )
+    w, b = nn.Parameter(given.weight), nn.Parameter(given.bias)
+    return observe(lambda x: answer(x, w, b), given.dy, inputs={"x": given.x}, parameters={"W": w, "b": b})
 
 
 def expected(case, full, place):
@@ -147,12 +145,11 @@ def test_the_right_answer_passes_and_its_verdict_says_what_was_tried_and_what_co
         "  1, 2, 4.\n"
         "  with a bias that is not zero"
     )
-    # 7 observations on 1 + 2 + 4 ranks; at p = 2 and at p = 4, one all-reduce of 3 x 4 float64 elements
+    # 7 observations on 7 ranks; at p = 2 and at p = 4, one all-reduce of 3 x 4 float64 elements
     assert verdict.tried == "3 cases on 1, 2 and 4 ranks, 49 results compared, 2 messages of 192 bytes in all."
     assert verdict.after == ("Next: exercise 90.2, in this process.",)
     assert all(text in verdict._repr_html_() for text in (verdict.tried, *verdict.after))
-    with torch.no_grad():
-        assert check("90.1", right)._repr_html_() == verdict._repr_html_(), "other inputs, the same box"
+    assert check("90.1", right)._repr_html_() == verdict._repr_html_(), "other inputs, the same box"
 
 
 def test_only_the_failing_case_itself_is_called_right_at_other_world_sizes() -> None:
@@ -195,16 +192,16 @@ def test_a_stub_stays_a_stub_also_on_one_rank_only_and_in_another_answer(number,
 
     with pytest.raises(NotImplementedError) as caught:
         check("90.1", answer)
-    assert type(caught.value) is NotImplementedError
-    assert str(caught.value) == f"exercise {number}"
+    assert (type(caught.value), str(caught.value)) == (NotImplementedError, f"exercise {number}")
 
 
 # An exercise without ranks
 
 LOCAL = Alone(
-    calls=lambda generator: [Call(3, "square(3)")], run=lambda answer, call: one({"value": answer(call.given)}),
-    right=lambda call: one({"value": 9}),
-)  # fmt: skip
+    calls=lambda generator: [Call(3, "square(3)")],
+    run=lambda answer, call: one({"value": answer(call.given), "autograd": torch.is_grad_enabled()}),
+    right=lambda call: one({"value": 9, "autograd": True}),
+)
 exercise("90.2", "in this process", takes=["answer"], trials=[LOCAL], passed="")
 
 
@@ -228,6 +225,11 @@ def test_an_exception_in_this_process_is_a_failure_that_shows_the_learners_lines
     assert caught.value.question == shared("failed")
     assert report in caught.value.report
     assert "tplab/course" not in caught.value.report
+
+
+@torch.no_grad()
+def test_a_check_works_while_autograd_is_off() -> None:
+    assert check("90.2", lambda number: number**2).compared == "Right: value, autograd."
 
 
 @pytest.mark.parametrize("answers", [(), (abs, abs)])

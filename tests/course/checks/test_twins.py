@@ -11,7 +11,7 @@ from tplab.course.checks.exercises import check
 from tplab.course.checks.layouts import packed, spread_out, unpacked
 from tplab.course.checks.trials import OnRanks, Trial, exercise
 from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Table
+from tplab.course.notebooks.mistakes import Table, shared
 
 pytestmark = pytest.mark.usefixtures("chapter")
 
@@ -24,8 +24,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(answer, case, given, group):
-    seen = observe(answer.apply if hasattr(answer, "apply") else answer, None, inputs={"x": given})
-    return {"out": seen["out"], "dx": seen["dx"]}
+    return observe(answer.apply if hasattr(answer, "apply") else answer, None, inputs={"x": given})
 
 
 def plain(case, generator, size):
@@ -100,6 +99,14 @@ def test_an_input_that_is_no_leaf_is_asked_about():
     failure = wrong(lambda x: Doubled.apply(x if x.is_leaf or not torch.is_grad_enabled() else x.detach()))
     assert failure.headline.startswith("Exercise 90.91, p = 2, <lambda> of 3 numbers under torch.no_grad: wrong")
     assert "Which line checks x.is_leaf" in failure.question
+
+
+def test_a_process_group_that_every_call_creates_is_asked_about():
+    def with_a_new_group(x):
+        dist.new_group()
+        return 2 * x
+
+    assert wrong(with_a_new_group).question == shared("new groups")
 
 
 def test_a_result_in_float32_is_wrong_in_bfloat16():
