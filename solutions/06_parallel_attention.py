@@ -261,7 +261,7 @@ def attention_weights(q, k, mask):
 # %% [markdown] hints="6.3"
 # 1. Write down the causal mask for `s = 2` and `t = 5`. The last query belongs to the last token, so what does the last row of the mask look like? Then think about the softmax. Which score has an exponential of exactly 0? What does the softmax return if every score in a row has that value?
 # 2. `tensor.tril(diagonal)` keeps the lower triangle of a matrix, and its argument shifts the diagonal to the right. To combine padding `[b, t]` with a mask `[1, 1, s, t]`, insert two dimensions with `padding[:, None, None, :]`. For the softmax, fill the forbidden scores with `-torch.inf`. If a query may not attend to any key, its whole row of weights becomes NaN, so replace these NaNs afterward.
-# 3. The mask is `torch.ones(1, 1, s, t, dtype=torch.bool, device=device).tril(t - s)`, combined with `~padding[:, None, None, :]`. The weights are `scores.masked_fill(~mask, -torch.inf).softmax(-1).masked_fill(~mask, 0.0)`. The second `masked_fill` also stops the gradient at the forbidden keys.
+# 3. The mask is `torch.ones(1, 1, s, t, dtype=torch.bool, device=device).tril(t - s)`, combined with `~padding[:, None, None, :]`. The weights are `scores.masked_fill(~mask, -torch.inf).softmax(-1).masked_fill(~mask, 0.0)`. The first `masked_fill` also stops the gradient at the forbidden keys, and the second one turns rows of NaN into zeros.
 
 # %% check="6.3"
 check("6.3", attention_mask, attention_weights)
@@ -453,7 +453,7 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
 
 # %% [markdown]
-# You can only see one of the two curves, because they're identical.
+# The two curves lie exactly on top of each other.
 #
 # ## Fewer keys than ranks
 #

@@ -491,7 +491,7 @@ viz.curves({"plain PyTorch": plain_losses} | {f"your model, p = {p}": run["losse
            title=f"{STEPS} steps with {VOCAB} tokens")  # fmt: skip
 
 # %% [markdown]
-# There are four curves, but you can only see one, because all of them are identical. A tied table doesn't need any extra communication. The embedding and the output layer both contribute to the gradient of a row, but the rank that holds this row computes both of these contributions.
+# The four curves lie exactly on top of each other. A tied table doesn't need any extra communication. The embedding and the output layer both contribute to the gradient of a row, but the rank that holds this row computes both of these contributions.
 #
 # ## Break it
 #
@@ -527,7 +527,7 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body for its own half of the vocabulary, and two different bodies can learn more than a single one. But a checkpoint contains only one of the two bodies. For the same text, the model on two ranks has one loss, the checkpoint of rank 0 has a second one, and the checkpoint of rank 1 has a third one, although all three losses should be equal.
+# The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body, with gradients that come only from its own tokens, so there are two different bodies by now. But a checkpoint contains only one of them. For the same text, the model on two ranks has one loss, the checkpoint of rank 0 has a second one, and the checkpoint of rank 1 has a third one, although all three losses should be equal. In this run, it even depends on the rank that saves the checkpoint whether your model ends up with the best or with the worst of these losses.
 #
 # Why is the checkpoint of rank 1 so much worse? Frequent words have low ids, so their rows are all on rank 0, and the body of rank 1 never learned to predict these words. Apple's library for memory-efficient losses had the same bug, because it didn't sum the gradient of $Y$ across ranks (apple/ml-cross-entropy pull request 42, May 2025).
 

@@ -484,7 +484,7 @@ check("8.4", smoothed_loss)
 compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 
 # %% [markdown]
-# With your fix, all rows of the table are the same. The price is one more number per token in the forward pass. Did you get a wrong gradient along the way? If the ranks subtract the log-sum-exp from their logits before the sum, every rank uses the same log-sum-exp for different columns. So each rank gets only its own contribution to the gradient of the log-sum-exp, as it did with the copies of a weight in exercise 6.5. You could sum these contributions by passing the log-sum-exp through f, but it's easier to subtract the log-sum-exp after the sum.
+# With your fix, all rows of the table are the same. The price is one more number per token in the forward pass. Did you get a wrong gradient along the way? If the ranks subtract the log-sum-exp from their logits before the sum, every rank uses the same log-sum-exp for different columns. So each rank gets only its own contribution to the gradient of the log-sum-exp, as it did with the copies of a weight in exercise 6.5. You could sum these contributions by passing the log-sum-exp through f, but that would take a message in the backward pass. If you subtract the log-sum-exp after the sum, no message is necessary.
 #
 # The first loss of a training run wouldn't have revealed this bug. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks, and not only in the first step.
 

@@ -206,7 +206,7 @@ predict("15.b", first_seen_in=1, times=4)
 # %% [markdown] task="15.2" title="Fix it: the same data twice" difficulty=2 minutes=12
 # The text is divided into `windows` sequences of the same length. We call these sequences windows and number them from 0. Return the windows that this replica should train on in the step after `done` finished steps. The code below makes the same mistake as accelerate's loader, and in addition, each replica shuffles the windows in its own order. What may the order of the windows depend on, and what must it not depend on?
 #
-# - In each epoch, every window comes exactly once, in a new random order that depends on `seed` and the epoch. If two runs have different seeds, no epoch of one run may have the same order as any epoch of the other run. (If you used `seed + epoch`, some epochs would have the same order.)
+# - In each epoch, every window comes exactly once, in a new random order that depends on `seed` and the epoch. If two runs have different seeds, none of the first 10,000 epochs of one run may have the same order as one of the other run. (If you used `seed + epoch`, some epochs would have the same order.)
 #
 # - `batch_size` is never larger than `windows`, but `windows` isn't always a multiple of `batch_size`. So a batch may contain the end of one epoch and the beginning of the next.
 #

@@ -4,7 +4,7 @@ import pytest
 
 from tplab.course.checks.choose import about_report, fits
 from tplab.course.checks.differences import Difference, Differences
-from tplab.course.notebooks.mistakes import Row, Table, shared
+from tplab.course.notebooks.mistakes import COURSE, SHARED, Row, Table, shared, tables
 
 WRONG = Differences(3, [Difference("out", 0, "sum of x[1]", "it's a sum"), Difference("dx", 1, "1/p", "too small")])
 
@@ -40,3 +40,15 @@ def test_an_undefined_name_gets_its_question_before_those_of_the_exercise(last_l
     own = Table("1.1", (Row("Which shapes?", "", symptoms=("crash",)),))
     asked = about_report(own, f"Traceback\n{last_line}", stuck=False)
     assert asked == (shared("undefined") if undefined else "Which shapes?")
+
+
+TABLES = [SHARED, *sorted((COURSE / "exercises").glob("*/mistakes.md"))]
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.parent.name)
+def test_every_part_of_every_symptom_is_a_valid_pattern(path):
+    symptoms = [symptom for each in tables(path).values() for row in each.rows for symptom in row.symptoms]
+    assert symptoms
+    for term in {term for symptom in symptoms for term in symptom.split(" and ")}:
+        fits(term, WRONG)  # raises re.error for half a pattern, such as one with ", " in parentheses after "only"
+        about_report(Table("1.1", (Row("?", "", symptoms=(term,)),)), "Traceback", stuck=True)

@@ -20,6 +20,7 @@ from tplab.course.checks.trials import Seen, exercise
 
 FORM = "own_windows returns a list of ints"
 COUNT = "number of windows per replica"
+COMPLETE = "every step has a complete batch"
 RANGE = "all of these windows exist"
 EPOCH = "each window comes once per epoch"
 SAME = "all replicas together get what a single one would"
@@ -34,8 +35,9 @@ APART = "two seeds have no epoch in common"
 
 SEEDS, EPOCHS = 4, 4  # numbers of consecutive seeds and of epochs per seed, all of which are compared
 # For these seeds, the first batches of many epochs are compared. Two batches of 16 out of 64 windows are never equal by
-# chance.
-APART_SEEDS, APART_EPOCHS, APART_WINDOWS, APART_BATCH = (0, 1, 2, 1000), 120, 64, 16
+# chance. The later epochs are those that meet another seed's if the seed is multiplied by a round number.
+APART_SEEDS, APART_WINDOWS, APART_BATCH = (0, 1, 2, 11, 1000), 64, 16
+APART_EPOCHS = (*range(120), 256, 1000, 1024, 4096)
 MANY = 3  # this many batches are never in order by chance; two batches of 4 out of 10 windows are, once in 3,150 epochs
 
 Batch = list[int]
@@ -148,7 +150,7 @@ def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
     """Return (seed, epoch, first batch) for seeds whose epochs coincide if seed and epoch are combined too simply."""
     found = []
     for seed in APART_SEEDS:
-        for epoch in range(APART_EPOCHS):
+        for epoch in APART_EPOCHS:
             arguments = epoch * (APART_WINDOWS // APART_BATCH), seed, APART_WINDOWS, APART_BATCH, 0, 1
             with called_as(f"own_windows{arguments}"):
                 found.append((seed, epoch, [plain(function(*arguments))]))
@@ -177,6 +179,7 @@ def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list
     found[PURE] = impure(ranks, "again")
     found[ELSEWHERE] = "" if found[PURE] else impure(ranks, "elsewhere")
     found[LEFT_ALONE] = "own_windows draws from them or sets their seed" if any(r["touched"] for r in ranks) else ""
+    found[COMPLETE] = incomplete(case, ranks)
     if any(found.values()) or any(len(batch) != case.batch for batch in together):
         return found
     if len(ranks) > 1:
@@ -199,6 +202,16 @@ def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list
         found[SEEDED] = f"seeds {case.seed} and {case.seed + 1} give the same windows" if same else ""
         found |= {} if same or found.get(NEIGHBORS) else {APART: shared(ranks[0]["orders"])}
     return found
+
+
+def incomplete(case: Case, ranks: list[Observed]) -> str:
+    """Describe a step in which a replica gets another number of windows than in the first step, or return ""."""
+    for replica, seen in enumerate(ranks):
+        for step, batch in enumerate(seen["in order"]):
+            if len(batch) != len(seen["in order"][0]):
+                first = len(seen["in order"][0])
+                return f"in step {step}, replica {replica} gets {len(batch)} windows, but in step 0, it gets {first}"
+    return ""
 
 
 def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
