@@ -13,7 +13,8 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.gpu_check import report
 from benchmarks.gpu_check.items import Item, items
-from benchmarks.gpu_check.runner import FAILED, GRACE_SECONDS, Results, affordable, fingerprint, run, write_whole
+from benchmarks.gpu_check.runner import FAILED, GRACE_SECONDS, Results, affordable, fingerprint, run
+from tplab.common.files import replace
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "gpu-check"
@@ -52,14 +53,19 @@ def main() -> int:
     print(report.REHEARSALS.get(place, "The GPU check"), flush=True)
     for name, missing in lacking.items():
         print(f"{name}: can't run without {', '.join(missing)}", flush=True)
+
+    def write_report() -> None:
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        replace(options.report, report.text_of(facts, place, plan, results, lacking, folders).encode())
+
     until = began + options.seconds - GRACE_SECONDS
     for item, seconds in affordable(results.left(plan), time.monotonic, until):
         print(f"{item.name} ...", end=" ", flush=True)
         results.items[item.name] = run(ROOT, item, seconds)
         print(report.outcome_of(results.items[item.name]), flush=True)
         results.write()
-        write_whole(options.report, report.text_of(facts, place, plan, results, lacking, folders))
-    write_whole(options.report, report.text_of(facts, place, plan, results, lacking, folders))
+        write_report()
+    write_report()
     return _end(plan, results, options.report, time.monotonic() - began)
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.gpu_check.items import Item
+from tplab.common.files import replace
 
 PASSED, FAILED, UNFINISHED = "passed", "failed", "unfinished"
 GRACE_SECONDS = 10.0  # for pytest, to say what it has found until it was interrupted
@@ -53,7 +54,8 @@ class Results:
 
     def write(self) -> None:
         found = {name: asdict(result) for name, result in self.items.items()}
-        write_whole(self.path, json.dumps({"of": self.of, "items": found}))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        replace(self.path, json.dumps({"of": self.of, "items": found}).encode())
 
     def left(self, items: Sequence[Item]) -> list[Item]:
         """Return the items that have no result yet, in order of worth."""
@@ -104,14 +106,6 @@ def _wait(process: subprocess.Popen, seconds: float) -> int | None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
 
 
 def fingerprint(root: Path, *facts: str) -> str:

@@ -67,7 +67,13 @@ def train(
 
 
 def learning_rate(step: int, settings: Any) -> float:
-    """Return the learning rate of a step, counted from 1: up in a straight line, and down along half a cosine."""
+    """Return the learning rate of a step, counted from 1: up in a straight line, and down along half a cosine.
+
+        /‾‾\\___
+       /       \\__
+      /           ‾‾\\____  min_learning_rate
+    warm-up    cosine (Loshchilov and Hutter 2017, "SGDR")
+    """
     highest, lowest, warmup = settings.learning_rate, settings.min_learning_rate, settings.warmup_steps
     if step <= warmup:
         return highest * step / warmup

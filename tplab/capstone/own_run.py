@@ -95,9 +95,9 @@ def messages_of(settings: Settings, answers: Any) -> dict[str, list[int]]:
     The parts are "embedding", "attention", "MLP" and "loss", each with "forward" or "backward". A backward pass has
     one all-reduce per split matmul that f feeds, in the opposite order. If it has others, all are under "backward".
     """
-    join(settings)
+    ranks = join(settings)
     model, _ = _model_and_optimizer(settings, answers)
-    ids = torch.zeros(settings.micro_batch_size, settings.seq_length, dtype=torch.long)
+    ids = torch.zeros(settings.micro_batch_size, settings.seq_length, dtype=torch.long, device=ranks.device)
     layers = model.get_submodule("layers").children()
     blocks = [layer.get_submodule(name) for layer in layers for name in ("attention", "mlp")]
     with ExitStack() as open_sections:

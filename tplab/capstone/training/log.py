@@ -27,11 +27,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tplab.capstone.loop import learning_rate
 from tplab.capstone.own_layers.link import used
 from tplab.capstone.settings.run_folder import LOG
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.meter import this_machine
-from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks
 from tplab.capstone.training.step_summary import StepSummary
 from tplab.memory.config import parameter_count

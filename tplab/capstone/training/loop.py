@@ -26,13 +26,13 @@ from torch import nn
 
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
+from tplab.capstone.loop import learning_rate
 from tplab.capstone.planning.predictions import plan
 from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.log import Log, Row, start_row, step_row
 from tplab.capstone.training.meter import Clock, Meter
-from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.signals import Stop, stop_requests
 from tplab.capstone.training.step import Step

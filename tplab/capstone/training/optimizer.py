@@ -1,15 +1,9 @@
-"""AdamW as usually configured for language models, and its learning rate schedule.
-
-    learning rate     /‾‾\\___
-                     /       \\__
-                    /           ‾‾\\____  min_learning_rate
-                  warm-up    cosine
+"""AdamW as usually configured for language models.
 
 Norms and biases gain nothing from being smaller, so only matrices decay, as in GPT-3 and Megatron. (Loshchilov and
-Hutter 2019, "Decoupled weight decay regularization", and 2017, "SGDR", for the cosine.)
+Hutter 2019, "Decoupled weight decay regularization".)
 """
 
-import math
 from typing import Any
 
 from torch import nn
@@ -30,13 +24,3 @@ def adamw_options(model: nn.Module, settings: Settings) -> dict[str, Any]:
         "betas": (settings.beta1, settings.beta2),
         "fused": all(p.device.type in ("cpu", "cuda") for p in parameters),
     }
-
-
-def learning_rate(step: int, settings: Settings) -> float:
-    """Return the learning rate for a step (from 1): linear warm-up, then half-cosine decay to `min_learning_rate`."""
-    if step <= settings.warmup_steps:
-        return settings.learning_rate * step / settings.warmup_steps
-    rest = max(1, settings.steps - settings.warmup_steps)
-    done = min(1.0, (step - settings.warmup_steps) / rest)
-    span = settings.learning_rate - settings.min_learning_rate
-    return settings.min_learning_rate + span * (1 + math.cos(math.pi * done)) / 2

@@ -21,9 +21,10 @@ from torch.optim import AdamW
 
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.prepare import TokenFiles
+from tplab.capstone.loop import learning_rate
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import for_generation, training_step
-from tplab.capstone.training.optimizer import adamw_options, learning_rate
+from tplab.capstone.training.optimizer import adamw_options
 from tplab.capstone.training.ranks import Ranks
 from tplab.data.zero_state import unsharded
 from tplab.gpt.generation import generate
