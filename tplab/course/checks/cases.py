@@ -77,7 +77,7 @@ class Place:
     index: int
     ranks: tuple[int, ...]
     world_size: int
-    observed: tuple[Any, ...] = ()
+    observed: Sequence[Any] = ()
 
     @property
     def size(self) -> int:
@@ -118,6 +118,11 @@ class Batch:
     cases: Sequence[Any]
     problems: Sequence[Sequence[tuple[Any, Place]]]
     given: Sequence[Sequence[Any]]
+
+    def only(self, indices: Sequence[int]) -> "Batch":
+        """Return a batch of some of the cases."""
+        lists = (self.cases, self.problems, self.given)
+        return Batch(self.world_size, *([each[index] for index in indices] for each in lists))
 
 
 def batches(

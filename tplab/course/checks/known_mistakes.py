@@ -16,7 +16,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,12 @@ from tplab.course.checks import exercises
 from tplab.course.checks.cases import Batch
 from tplab.course.checks.check_vocabulary import ask_about_group
 from tplab.course.checks.default_device import MADE_THERE
+from tplab.course.checks.differences import Differences
 from tplab.course.checks.exercises import registered
 from tplab.course.checks.ledger import open_ledger
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.trials import ERROR, OnRanks, judge, observed_by_each
+from tplab.course.checks.trials import ERROR, Expected, OnRanks, compare_case, observed_by_each, question_for_case
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
 from tplab.course.notebooks.numbering import chapter_of, package
@@ -38,7 +38,7 @@ from tplab.course.notebooks.rewrite import keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
 
 Observations = Sequence[Observed]  # of each rank, in a case
-FEW = 6  # cases per launch: a launch costs about as much as the calls of one mistake in so many cases
+FEW = 8  # cases: after them, most mistakes have their question and don't have to run in the others
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
 
 
@@ -80,73 +80,70 @@ def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -
         for trial in trials:
             answers = {name: trial.answer(named) for name, named in mistakes.items()}
             for batch in _in_small(trial.batches(trial.answer(reference_answers(number)))):
-                seen = Seen(trial, batch, answers, [name for name in answers if name not in asked])
-                for name in seen.waiting:
-                    asked |= _first_question(trial, own, batch, name, seen)
-                    on_the_cpu |= {name} if any(_on_the_cpu(case) for case in seen.waiting[name]) else set()
+                waiting = {name: answer for name, answer in answers.items() if name not in asked}
+                others = {name: answer for name, answer in answers.items() if name in asked}
+                seen = _run(trial, batch, waiting)
+                asked |= dict.fromkeys(waiting.keys() - seen.keys(), FAILS)
+                asked |= _questions(own, Expected(trial, batch), seen, others)
+                on_the_cpu |= {name for name, cases in seen.items() if any(map(_on_the_cpu, cases))}
     return {name: asked.get(name, shared("device") if name in on_the_cpu else PASSES) for name in mistakes}
 
 
 def _in_small(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Split batches into cases and their twins, a few at a time, because most mistakes have their question soon."""
+    """Split each batch into a few cases, the other cases, and the twins, because most mistakes are wrong early on."""
     for batch in batches:
-        for twins in (False, True):
-            chosen = [index for index, case in enumerate(batch.cases) if bool(case.twin) == twins]
-            for start in range(0, len(chosen), FEW):
-                few = chosen[start : start + FEW]
-                lists = (batch.cases, batch.problems, batch.given)
-                yield Batch(batch.world_size, *([each[index] for index in few] for each in lists))
+        original = [index for index, case in enumerate(batch.cases) if not case.twin]
+        twins = [index for index, case in enumerate(batch.cases) if case.twin]
+        yield from map(batch.only, filter(None, (original[:FEW], original[FEW:], twins[:FEW], twins[FEW:])))
 
 
-class Seen:
-    """What mistakes observe in a batch of cases.
+def _questions(
+    own: Table, expected: Expected, seen: Mapping[str, Sequence[Observations]], others: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return {mistake: question} for the mistakes that are wrong in one of a batch's cases.
 
-    Those that wait for their question run in all cases. The others are only what a wrong answer is compared with, so
-    they run in a case when somebody asks for them.
+    seen:   {mistake: what each rank observed, in each case}
+    others: the mistakes that have their question. They're only compared with, in the cases where a mistake is wrong
     """
+    asked: dict[str, str] = {}
+    first: dict[str, tuple[int, Differences]] = {}
+    for name, cases in seen.items():
+        for index, observed in enumerate(cases):
+            if any(ERROR in rank for rank in observed):
+                asked[name] = f"{FAILS}: {observed}"
+                break
+            differences, _ = compare_case(expected, index, observed)
+            if differences:
+                first[name] = index, differences
+                break
+    wrong_in = sorted({index for index, _ in first.values()})
+    runs = _run(expected.trial, expected.batch.only(wrong_in), others) if first else {}
+    by_case = {index: {name: cases[i] for name, cases in runs.items()} for i, index in enumerate(wrong_in)}
+    for name, (index, differences) in first.items():
+        known = by_case[index] | {each: cases[index] for each, cases in seen.items()}
+        asked[name] = question_for_case(expected, own, index, seen[name][index], differences, partial(_finished, known))
+    return asked
 
-    def __init__(self, trial: OnRanks, batch: Batch, answers: Mapping[str, Any], waiting: Sequence[str]) -> None:
-        self.trial, self.batch = trial, batch
-        self.waiting = {**dict.fromkeys(waiting, []), **self._run(batch, {name: answers[name] for name in waiting})}
-        self.others = {name: answer for name, answer in answers.items() if name not in waiting}
-        self._by_case: dict[int, dict[str, list[Observations]]] = {}
 
-    def known(self, mistake: Mistake, index: int) -> Observations | None:
-        """Return what each rank observed in a case, or None if the mistake didn't run to its end."""
-        if mistake.name in self.others and index not in self._by_case:
-            case = replace(self.batch, cases=[self.batch.cases[index]], given=[self.batch.given[index]])
-            self._by_case[index] = self._run(case, self.others)
-        if mistake.name in self.others:
-            ranks = self._by_case[index].get(mistake.name, [None])[0]
-        else:
-            ranks = self.waiting[mistake.name][index] if self.waiting.get(mistake.name) else None
-        return None if ranks is None or any(ERROR in rank for rank in ranks) else ranks
+def _finished(known: Mapping[str, Observations], mistake: Mistake) -> Observations | None:
+    """Return what each rank observed, or None if the mistake didn't run to its end."""
+    ranks = known.get(mistake.name)
+    return None if ranks is None or any(ERROR in rank for rank in ranks) else ranks
 
-    def _run(self, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Observations]]:
-        """Return, for each answer, what each rank observed in each case. An answer that ends the launch is left out."""
-        if not answers:
+
+def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Observations]]:
+    """Return, for each answer, what each rank observed in each case. An answer that ends the launch is left out."""
+    if not answers:
+        return {}
+    try:
+        return dict(zip(answers, observed_by_each(trial, list(answers.values()), batch), strict=True))
+    except CheckFailed:
+        names = list(answers)
+        if len(names) == 1:
             return {}
-        try:
-            return dict(zip(answers, observed_by_each(self.trial, list(answers.values()), batch), strict=True))
-        except CheckFailed:
-            names = list(answers)
-            if len(names) == 1:
-                return {}
-            halves = names[: len(names) // 2], names[len(names) // 2 :]
-            runs = [self._run(batch, {each: answers[each] for each in half}) for half in halves]
-            return runs[0] | runs[1]
-
-
-def _first_question(trial: OnRanks, own: Table, batch: Batch, name: str, seen: Seen) -> dict[str, str]:
-    if not seen.waiting[name]:
-        return {name: FAILS}
-    for index, observed in enumerate(seen.waiting[name]):
-        if any(ERROR in rank for rank in observed):
-            return {name: f"{FAILS}: {observed}"}
-        differences, _, ask = judge(trial, own, batch, index, observed, partial(seen.known, index=index))
-        if differences:
-            return {name: ask}
-    return {}
+        halves = names[: len(names) // 2], names[len(names) // 2 :]
+        runs = [_run(trial, batch, {each: answers[each] for each in half}) for half in halves]
+        return runs[0] | runs[1]
 
 
 def _on_the_cpu(observed: Observations) -> bool:

@@ -104,12 +104,14 @@ class OnRanks(Trial):
                 note=lambda case: describe(case, name), question=lambda case, failure: self._about(case, failure, own),
                 timeout=self.timeout,
             )  # fmt: skip
+            expected = Expected(self, batch)
             for index, observed in enumerate(runs):
-                known = KnownMistakes(number, self, batch, index)
-                differences, names, ask = judge(self, own, batch, index, observed, known)
                 note = describe(batch.cases[index], name)
+                differences, names = compare_case(expected, index, observed)
                 note_the_device(number, batch.world_size, observed, note)
                 if differences:
+                    known = KnownMistakes(number, self, batch, index)
+                    ask = question_for_case(expected, own, index, observed, differences, known)
                     raise failed(number, differences, names, ask, note)
                 note_right(batch.world_size, observed, names, note)
 
@@ -131,33 +133,77 @@ class OnRanks(Trial):
         return ask_about_group(ask) if ask and case.groups else ask
 
 
-def judge(
-    trial: OnRanks, own: Table, batch: Batch, index: int, observed: Seen, known: Callable[[Mistake], Seen | None]
-) -> tuple[Differences, list[str], str]:
-    """Compare what the ranks observed in one case of a batch with the expected results.
+class Expected:
+    """What's right in each case of a batch, on each rank.
+
+    It's computed once per case, unless it depends on what the ranks observed.
+    """
+
+    def __init__(self, trial: OnRanks, batch: Batch) -> None:
+        self.trial, self.batch = trial, batch
+        self._known: dict[int, Seen] = {}
+
+    def of(self, index: int, observed: Seen) -> Seen:
+        if index in self._known:
+            return self._known[index]
+        case, right, used = self.batch.cases[index], [], False
+        for problem, place in self.batch.problems[index]:
+            group = UsedOrNot([observed[rank] for rank in place.ranks])
+            right.append(twins.expected(case.twin, self.trial.right(case, problem, replace(place, observed=group))))
+            used |= group.used
+        if not used:
+            self._known[index] = right
+        return right
+
+
+class UsedOrNot(Sequence[Observed]):
+    """A sequence that notices whether somebody looks at it."""
+
+    def __init__(self, values: Seen) -> None:
+        self._values, self.used = values, False
+
+    def __getitem__(self, index: Any) -> Any:
+        self.used = True
+        return self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def compare_case(expected: Expected, index: int, observed: Seen) -> tuple[Differences, list[str]]:
+    """Compare what the ranks observed in one case of a batch with what's right.
+
+    Returns the differences, and the names of all values that were compared.
+    """
+    trial, batch = expected.trial, expected.batch
+    case, (problem, _) = batch.cases[index], batch.problems[index][0]
+    return compare_ranks(
+        batch.world_size, observed, expected.of(index, observed), tol=twins.tolerance(case.twin, trial.tol),
+        note=describe(case, "answer"),
+        terms={} if case.twin or case.groups else trial.terms(case, problem, batch.world_size),
+    )  # fmt: skip
+
+
+def question_for_case(
+    expected: Expected,
+    own: Table,
+    index: int,
+    observed: Seen,
+    differences: Differences,
+    known: Callable[[Mistake], Seen | None],
+) -> str:
+    """Return the question for an answer that's wrong in one case of a batch.
 
     known: returns what a known mistake observes in this case, or None if it doesn't run to its end
-
-    Returns the differences, the names of all values that were compared, and the question, or "" if nothing differs.
     """
-    case, rows = batch.cases[index], batch.problems[index]
-    places = [replace(place, observed=tuple(observed[rank] for rank in place.ranks)) for _, place in rows]
-    expected = [
-        twins.expected(case.twin, trial.right(case, problem, place))
-        for (problem, _), place in zip(rows, places, strict=True)
-    ]
-    differences, names = compare_ranks(
-        batch.world_size, observed, expected, tol=twins.tolerance(case.twin, trial.tol), note=describe(case, "answer"),
-        terms={} if case.twin or case.groups else trial.terms(case, rows[0][0], batch.world_size),
-    )  # fmt: skip
-    if not differences:
-        return differences, names, ""
+    case = expected.batch.cases[index]
     if case.twin and not (case.twin is Twin.AGAIN and _repeats(observed)):
-        return differences, names, about_variant(differences)
+        return about_variant(differences)
     if case.groups and (ask := about_groups(own)):
-        return differences, names, ask_about_group(ask)
-    ask = choose(own, differences, lambda mistake: explained(known(mistake), observed, differences, expected))
-    return differences, names, ask_about_group(ask) if case.groups else ask
+        return ask_about_group(ask)
+    right = expected.of(index, observed)
+    ask = choose(own, differences, lambda mistake: explained(known(mistake), observed, differences, right))
+    return ask_about_group(ask) if case.groups else ask
 
 
 class KnownMistakes:
@@ -176,9 +222,8 @@ class KnownMistakes:
     def _observed(self) -> dict[str, Seen]:
         mistakes = [mistake for mistake in self.trial.table(self.number).mistakes if not mistake.fails]
         answers = [self.trial.answer(reference_answers(self.number, mistake.of)) for mistake in mistakes]
-        case, data = self.batch.cases[self.index], self.batch.given[self.index]
         try:
-            seen = observed_by_each(self.trial, answers, replace(self.batch, cases=[case], given=[data]))
+            seen = observed_by_each(self.trial, answers, self.batch.only([self.index]))
         except CheckFailed:  # on a machine where one of them doesn't end, symptoms have to do
             return {}
         return {
@@ -234,8 +279,9 @@ def explained(theirs: Seen | None, observed: Seen, differences: Differences, exp
     """
     if theirs is None:
         return 0
-    names = list(dict.fromkeys(name for rank in observed for name in rank))
-    if all(_same(name, theirs, observed) for name in names):
+    names = dict.fromkeys(name for rank in observed for name in rank)
+    wrong_ones_first = sorted(names, key=lambda name: name not in differences.names)
+    if all(_same(name, theirs, observed) for name in wrong_ones_first):
         return 2
     first = next((row.name for row in differences if row.kind != NOT_RUN), "")
     says_little = not first or "traffic" in first or differences.kind(first) in ("zeros", "none", "changed", "not so")
