@@ -73,23 +73,6 @@ def _of_shards():
     return found, too_long, nobody
 
 
-def test_each_number_counts_once_and_every_rank_clips_by_the_same_factor():
-    whole = [nn.Parameter(torch.zeros_like(gradient)) for gradient in whole_gradients().values()]
-    for parameter, gradient in zip(whole, whole_gradients().values(), strict=True):
-        parameter.grad = gradient
-    norm = nn.utils.clip_grad_norm_(whole, 0.5)
-    factor = 0.5 / (norm + 1e-6)
-    for rank, (((found, gradients, sent), (of_pieces, more)), others, nobody) in enumerate(launch(_of_shards, 4)):
-        for each in (found, of_pieces, *others):
-            assert_close(each, norm)
-        for gradient, own in zip(gradients[:-1], own_parameters(rank, 4), strict=False):
-            assert_close(gradient, own.grad * factor)
-        assert gradients[-1] is None
-        assert sent == {"all_reduce": (1, 8)}
-        assert more == {"all_reduce": (2, 16)}
-        assert nobody == 0
-
-
 def test_what_a_rank_counts_of_heads_that_several_hold():
     parameter = nn.Parameter(torch.zeros(6, 3))
     parameter.tensor_parallel = Sharding(0, blocks=FUSED)
@@ -158,8 +141,34 @@ def _of_a_gpt():
     return found
 
 
-def test_a_gpt_on_a_mesh_is_clipped_like_the_whole_one():
-    results = launch(_of_a_gpt, 4, timeout=200)
+def _everything():
+    return _of_shards(), _of_a_gpt()
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """What four ranks found of the shards, and of the GPT."""
+    return list(zip(*launch(_everything, 4, timeout=200), strict=True))
+
+
+def test_each_number_counts_once_and_every_rank_clips_by_the_same_factor(ranks):
+    whole = [nn.Parameter(torch.zeros_like(gradient)) for gradient in whole_gradients().values()]
+    for parameter, gradient in zip(whole, whole_gradients().values(), strict=True):
+        parameter.grad = gradient
+    norm = nn.utils.clip_grad_norm_(whole, 0.5)
+    factor = 0.5 / (norm + 1e-6)
+    for rank, (((found, gradients, sent), (of_pieces, more)), others, nobody) in enumerate(ranks[0]):
+        for each in (found, of_pieces, *others):
+            assert_close(each, norm)
+        for gradient, own in zip(gradients[:-1], own_parameters(rank, 4), strict=False):
+            assert_close(gradient, own.grad * factor)
+        assert gradients[-1] is None
+        assert sent == {"all_reduce": (1, 8)}
+        assert more == {"all_reduce": (2, 16)}
+        assert nobody == 0
+
+
+def test_a_gpt_on_a_mesh_is_clipped_like_the_whole_one(ranks):
     for number, config in enumerate((TIED, UNTIED)):
         seed_all(5)
         model = ParallelGPT(config, dtype=torch.float64)
@@ -169,7 +178,7 @@ def test_a_gpt_on_a_mesh_is_clipped_like_the_whole_one():
         whole = {name: parameter.grad for name, parameter in model.named_parameters()}
         for name in whole.keys() & {"embedding.weight", "head.weight"}:
             whole[name] = whole[name][: config.vocab_size]  # without the padding
-        for rank, result in enumerate(results):
+        for rank, result in enumerate(ranks[1]):
             found, gradients = result[number]
             assert_close(found, norm)
             for name, (gradient, sharding) in gradients.items():

@@ -119,16 +119,57 @@ CASES = {
 }
 
 
+def _with_groups():
+    """Parameter groups with options of their own, and a learning rate that changes."""
+    found = []
+    for zero_class in (ZeRO1, ZeRO2):
+        model = Net()
+        zero = zero_class(_groups(model), torch.optim.AdamW, lr=0.02, bucket_bytes=BUCKET)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(zero.optimizer, 0.5)
+        steps(model, zero, own_batches(), after_step=scheduler.step)
+        found.append(weights_of(zero, model))
+    return found
+
+
+def _groups(model):
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.3},
+        {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0, "betas": (0.5, 0.6)},
+    ]
+
+
+def _mixed(group):
+    """bfloat16 weights and gradients, float32 in the optimizer."""
+    rank, found = dist.get_rank(group), []
+    for stage in STAGES:
+        model = Net(dtype=torch.bfloat16)
+        zero = make_zero(stage, model, group, master_dtype=torch.float32)
+        for step in range(2):
+            zero.zero_grad()
+            loss_of(model, batch(rank, step, torch.bfloat16), spare=True).backward()
+            held = zero.memory()
+            zero.step()
+        found.append((weights_of(zero, model), held))
+    return found
+
+
+def _in_groups():
+    group = own_group()
+    return [_train(stage, group=group)["weights"] for stage in STAGES], _mixed(group)
+
+
 def _everything():
     runs = {(stage, name): _train(stage, **case) for stage in STAGES for name, case in CASES.items()}
     runs[3, "AdamW", "again"] = _train(3, again=True)
-    return runs, _with_groups()
+    return runs, _with_groups(), _in_groups()
 
 
-@pytest.fixture(scope="module", params=[3])
-def runs(request):
-    results = launch(_everything, request.param, timeout=250)
-    assert len(results) == request.param
+@pytest.fixture(scope="module")
+def runs():
+    """The four ranks: together in two ways, and in two groups side by side."""
+    results = launch(_everything, 4, timeout=250)
+    assert len(results) == 4
     return results
 
 
@@ -151,26 +192,6 @@ def test_steps_are_those_of_the_plain_optimizer(runs, name):
             for parameter, weight in weights.items():
                 if CASES[name].get("spare", True) or "spare" not in parameter:
                     assert_close(found["weights"][parameter], weight)
-
-
-def _with_groups():
-    """Parameter groups with options of their own, and a learning rate that changes."""
-    found = []
-    for zero_class in (ZeRO1, ZeRO2):
-        model = Net()
-        zero = zero_class(_groups(model), torch.optim.AdamW, lr=0.02, bucket_bytes=BUCKET)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(zero.optimizer, 0.5)
-        steps(model, zero, own_batches(), after_step=scheduler.step)
-        found.append(weights_of(zero, model))
-    return found
-
-
-def _groups(model):
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.3},
-        {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0, "betas": (0.5, 0.6)},
-    ]
 
 
 def test_groups_of_parameters_and_schedulers_do_as_with_a_plain_optimizer(runs):
@@ -248,21 +269,6 @@ def test_the_papers_own_numbers_and_a_stage_that_there_is_not():
         zero_memory(1, 1, 0)
 
 
-def _mixed(group):
-    """bfloat16 weights and gradients, float32 in the optimizer."""
-    rank, found = dist.get_rank(group), []
-    for stage in STAGES:
-        model = Net(dtype=torch.bfloat16)
-        zero = make_zero(stage, model, group, master_dtype=torch.float32)
-        for step in range(2):
-            zero.zero_grad()
-            loss_of(model, batch(rank, step, torch.bfloat16), spare=True).backward()
-            held = zero.memory()
-            zero.step()
-        found.append((weights_of(zero, model), held))
-    return found
-
-
 def mixed_on_one_process(p):
     model = Net(dtype=torch.bfloat16)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -281,9 +287,9 @@ def mixed_on_one_process(p):
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def test_16_bytes_a_parameter_in_mixed_precision_and_a_float32_optimizer_behind_bfloat16(grouped):
+def test_16_bytes_a_parameter_in_mixed_precision_and_a_float32_optimizer_behind_bfloat16(runs):
     p, wanted = 2, mixed_on_one_process(2)  # of two rounded numbers the sum doesn't depend on the order
-    for _, mixed in grouped:
+    for _, mixed in (result[2] for result in runs):
         for stage, (weights, held) in zip(STAGES, mixed, strict=True):
             assert held == on_paper(stage, unit_sizes(stage, torch.bfloat16), p)
             for name, weight in wanted.items():
@@ -293,21 +299,9 @@ def test_16_bytes_a_parameter_in_mixed_precision_and_a_float32_optimizer_behind_
 # Other groups, one process, and what can't be
 
 
-def _in_groups():
-    group = own_group()
-    return [_train(stage, group=group)["weights"] for stage in STAGES], _mixed(group)
-
-
-@pytest.fixture(scope="module")
-def grouped():
-    results = launch(_in_groups, 4, timeout=120)
-    assert len(results) == 4
-    return results
-
-
-def test_two_groups_side_by_side_do_not_mix(grouped):
+def test_two_groups_side_by_side_do_not_mix(runs):
     weights, _ = plain(2)
-    for trained, _ in grouped:
+    for trained, _ in (result[2] for result in runs):
         for found in trained:
             for name, weight in weights.items():
                 assert_close(found[name], weight)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -92,57 +91,25 @@ def made(name):
     return NETS[name]().double()
 
 
-def _shared():
-    grid, found = mesh(dp=2), {}
+def _shared(grid):
+    found = {}
     for name in NETS:
         net = made(name)
         training = TrainingStep(net, torch.optim.AdamW, mesh=grid, zero=3, layers=list(net.layers), lr=0.05)
         for k in range(4):
             with training.micro_batch():
-                net(random((4, N), "x", k).chunk(2)[dist.get_rank()], k).square().mean().backward()
+                net(random((4, N), "x", k).chunk(2)[grid.get_local_rank("dp")], k).square().mean().backward()
             training.update()
         with training.optimizer.gathered():
             found[name] = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
     return found
 
 
-def test_layers_may_share_modules_and_parameters_and_run_any_number_of_times():
-    results = launch(_shared, 2, timeout=120)
-    for name in NETS:
-        net = made(name)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
-        for k in range(4):
-            optimizer.zero_grad()
-            net(random((4, N), "x", k), k).square().mean().backward()
-            optimizer.step()
-        for found in results:
-            for parameter_name, parameter in net.named_parameters():
-                assert_close(found[name][parameter_name], parameter.detach())
-
-
-def test_what_is_shared_is_gathered_with_the_model_and_a_layer_inside_another_is_refused():
-    net = made("shared_module")
-    zero = ZeRO3(net, list(net.layers), torch.optim.SGD)
-    sizes = [N * N + N + 2 * N] * 3  # of a layer
-    assert sorted(unit.flat.numel for unit in zero.units) == sorted([*sizes, 3 * N + 3 + N * N + N])
-    net = Net(outer := Block(inner := Block()), inner)
-    with pytest.raises(ValueError, match=r"layers\.0\.shared is a part of layers\.0, and both are in `layers`"):
-        ZeRO3(net, [outer, inner], torch.optim.SGD)
-    with pytest.raises(ValueError, match=r"layers\.0 is a part of the model"):
-        ZeRO3(net, [net, outer], torch.optim.SGD)
-
-
 # Units that return their parameters
 
 
-@dataclass(slots=True)
-class WithSlots:
-    y: Tensor
-    inside: object
-
-
-@dataclass(frozen=True)
-class Frozen:
+@dataclass(slots=True, frozen=True)
+class Output:
     y: Tensor
     inside: object
 
@@ -165,9 +132,9 @@ UNSAFE = {
     "weight": lambda y, m: m.weight,
     "weight, row": lambda y, m: [y, {"row": m.weight[2]}],
     "bias, view": lambda y, m: (y, m.bias[2:]),
-    "weight, view": lambda y, m: Frozen(y, m.weight.t()),
+    "weight, view": lambda y, m: Output(y, m.weight.t()),
     "bias, detached": lambda y, m: (y, m.bias.detach()),
-    "bias, deep": lambda y, m: WithSlots(y, [Frozen(y, {"b": (m.bias,)})]),
+    "bias, deep": lambda y, m: Output(y, [Output(y, {"b": (m.bias,)})]),
     "bias, in a dict of its own class": lambda y, m: (y, Wrapped(b=m.bias)),
     "bias, in an object": lambda y, m: (y, SimpleNamespace(b=m.bias)),
     "bias, expanded": lambda y, m: (y, m.bias.expand(3, N)),
@@ -197,16 +164,18 @@ class Takes(nn.Module):
         return self.unit(x)
 
 
-@pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", UNSAFE)
-def test_a_unit_that_returns_a_parameter_or_a_view_of_one_is_refused(name, grad):
+def test_a_unit_that_returns_a_parameter_or_a_view_of_one_is_refused(name):
     net = Takes(Returns(UNSAFE[name]))
     zero = ZeRO3(net, [net.unit], torch.optim.SGD)
-    with torch.set_grad_enabled(grad):
-        with pytest.raises(ValueError, match=rf"Returns returns its parameter {name.split(',')[0]} or .* larger units"):
-            net(torch.ones(2, N))
-        with zero.gathered():  # they stay
-            net(torch.ones(2, N))
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            with pytest.raises(
+                ValueError, match=rf"Returns returns its parameter {name.split(',')[0]} or .* larger units"
+            ):
+                net(torch.ones(2, N))
+            with zero.gathered():  # they stay
+                net(torch.ones(2, N))
 
 
 @pytest.mark.parametrize("name", SAFE)
@@ -255,8 +224,8 @@ def ids_and_targets():
     return torch.randint(0, 40, (2, 4, 8), generator=torch.Generator().manual_seed(1))
 
 
-def _small_units():
-    grid, found = mesh(dp=2, tp=2), {}
+def _small_units(grid):
+    found = {}
     ids, targets = (t.chunk(2)[grid.get_local_rank("dp")] for t in ids_and_targets())
     for kind in (ParallelGPT, SequenceParallelGPT):
         for name, units in UNITS.items():
@@ -282,7 +251,42 @@ def _small_units():
     return found
 
 
-def test_blocks_and_linear_layers_can_be_units_of_zero_3_and_of_fully_shard():
+def _everything():
+    grid = mesh(dp=2, tp=2)
+    return _shared(grid), _small_units(grid)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return launch(_everything, 4, timeout=250)
+
+
+def test_layers_may_share_modules_and_parameters_and_run_any_number_of_times(ranks):
+    for name in NETS:
+        net = made(name)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+        for k in range(4):
+            optimizer.zero_grad()
+            net(random((4, N), "x", k), k).square().mean().backward()
+            optimizer.step()
+        for found, _ in ranks:
+            for parameter_name, parameter in net.named_parameters():
+                assert_close(found[name][parameter_name], parameter.detach())
+
+
+def test_what_is_shared_is_gathered_with_the_model_and_a_layer_inside_another_is_refused():
+    net = made("shared_module")
+    zero = ZeRO3(net, list(net.layers), torch.optim.SGD)
+    sizes = [N * N + N + 2 * N] * 3  # of a layer
+    assert sorted(unit.flat.numel for unit in zero.units) == sorted([*sizes, 3 * N + 3 + N * N + N])
+    net = Net(outer := Block(inner := Block()), inner)
+    with pytest.raises(ValueError, match=r"layers\.0\.shared is a part of layers\.0, and both are in `layers`"):
+        ZeRO3(net, [outer, inner], torch.optim.SGD)
+    with pytest.raises(ValueError, match=r"layers\.0 is a part of the model"):
+        ZeRO3(net, [net, outer], torch.optim.SGD)
+
+
+def test_blocks_and_linear_layers_can_be_units_of_zero_3_and_of_fully_shard(ranks):
     seed_all(0)
     model = ParallelGPT(CONFIG, dtype=torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -291,6 +295,6 @@ def test_blocks_and_linear_layers_can_be_units_of_zero_3_and_of_fully_shard():
         model(*ids_and_targets()).mean().backward()
         optimizer.step()
     expected = float(model(*ids_and_targets()).mean().detach())
-    for found in launch(_small_units, 4, timeout=200):
+    for _, found in ranks:
         assert len(found) == 9
         assert found == pytest.approx(dict.fromkeys(found, expected), rel=1e-10)

@@ -1,25 +1,20 @@
-"""`tplab.gpt.generation`, against Hugging Face's `generate` and a single-process loop over all the logits."""
+"""`tplab.gpt.generation`. That the best tokens are Hugging Face's for every p is in test_hugging_face_folder."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.gpt.test_hugging_face_folder import HIDDEN, LAYERS, NEW, PROMPT, VOCAB
-from tests.gpt.test_hugging_face_folder import hugging_face as random_model
-from tests.gpt.test_model import make
-from tests.tensor.on_ranks import GROUPS, own_group, traffic
+from tests.gpt.random_models import HIDDEN, LAYERS, LENGTH, VOCAB, hugging_face, their_text
+from tests.tensor.on_ranks import GROUPS, own_group, refusals, traffic
 from tplab import launch, record
 from tplab.gpt.generation import candidates, generate
-from tplab.gpt.hugging_face import gpt_config
+from tplab.gpt.hugging_face import from_hugging_face, gpt_config
+from tplab.gpt.model import ParallelGPT
+from tplab.tensor.full_state import load_full_state_dict
 
-WORLD_SIZES = (1, 2, 4)
-BATCH = 3
-
-
-def hugging_face(kind):
-    """Their model "gpt2" or "llama", and its configuration."""
-    model = random_model({"llama": "llama 3.1"}.get(kind, kind))
-    return model, gpt_config(model.config.to_dict())
+BATCH, PROMPT, NEW = 3, 5, 12
+DRAWS = [(1.0, None), (0.5, None), (2.0, 5), (1.0, 10_000)]  # temperature, top_k
+CHOICES = [{}, {"temperature": 1.0, "top_k": 6}]
 
 
 def prompt():
@@ -27,87 +22,100 @@ def prompt():
 
 
 def given(kind):
-    model, config = hugging_face(kind)
-    return model.state_dict(), config
+    model = hugging_face(kind)
+    return model.state_dict(), gpt_config(model.config.to_dict())
 
 
-def _greedy(state, config):
-    model = make(state, config).train()
-    text = generate(model, prompt(), NEW)
-    assert model.training  # as it was before
-    return text
+def make(state, config, group=None):
+    model = ParallelGPT(config, dtype=torch.float64, group=group)
+    load_full_state_dict(model, from_hugging_face(state, config), group)
+    return model
 
 
-@pytest.mark.parametrize("p", WORLD_SIZES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_greedy_tokens_are_hugging_faces(kind, p):
-    theirs = hugging_face(kind)[0].generate(
-        prompt(), attention_mask=torch.ones_like(prompt()), max_new_tokens=NEW, do_sample=False, pad_token_id=0
-    )
-    assert len({(row >= VOCAB // 2).sum().item() for row in theirs}) > 1 or (theirs >= VOCAB // 2).any()
-    results = launch(_greedy, p, args=given(kind))
-    assert len(results) == p
-    assert all(torch.equal(text, theirs) for text in results)
+def stop_token():
+    """The third new one of the first text."""
+    return their_text(hugging_face("gpt2"), prompt(), NEW)[0, PROMPT + 2].item()
 
 
-def _uneven(state, config):
-    lengths = [5, 2, 3]
-    model = make(state, config)
-    ids = prompt()
-    together = generate(model, ids, NEW, prompt_lengths=lengths)
-    assert torch.equal(ids, prompt())
-    assert torch.equal(generate(model.eval(), ids, 0), ids)  # nothing new is asked for
-    assert not model.training  # as it was before
-    alone = [generate(model, prompt()[i : i + 1, :n], PROMPT + NEW - n) for i, n in enumerate(lengths)]
-    stop = prompt()[0, 3].item()  # known, and behind the place where the others already go on: it stops nothing
-    stopped = generate(model, prompt(), NEW, prompt_lengths=lengths, stop_id=stop)
-    first = generate(model, prompt()[:1], NEW, stop_id=stop)
-    assert first.shape[1] > PROMPT + 1
-    assert torch.equal(stopped[0, : first.shape[1]], first[0])
-    return together, torch.cat(alone)
+# Programs
 
 
-@pytest.mark.parametrize("p", [1, 2])
-def test_prompts_of_different_lengths_go_on_as_each_of_them_alone(p):
-    for together, alone in launch(_uneven, p, args=given("llama")):
-        assert torch.equal(together, alone)
-
-
-def _stopping(state, config, stop_id):
-    model = make(state, config)
-    return [generate(model, ids, NEW, stop_id=stop_id) for ids in (prompt(), prompt()[:1])]
-
-
-def test_behind_a_stop_token_a_text_is_filled_up_and_all_end_when_all_have_stopped():
-    free = launch(_greedy, 2, args=given("gpt2"))[0]
-    stop = free[0, PROMPT + 2].item()
-    first = (free[0, PROMPT:] == stop).nonzero()[0].item()
-    text, one = launch(_stopping, 2, args=(*given("gpt2"), stop))[1]
-    for row, whole in zip(text, free, strict=True):
-        places = (whole[PROMPT:] == stop).nonzero()
-        end = PROMPT + places[0].item() + 1 if len(places) else len(whole)
-        assert torch.equal(row[:end], whole[:end])
-        assert (row[end:] == stop).all()
-    assert one.shape == (1, PROMPT + first + 1)  # nothing is left to do
-
-
-def _sample(state, config, temperature, top_k, seed_by_rank):
-    model = make(state, config)
-    generator = torch.Generator().manual_seed(dist.get_rank() if seed_by_rank else 4)
-    many = prompt()[:1].expand(3000, -1)
-    text = generate(model, many, 1, temperature=temperature, top_k=top_k, generator=generator)
+def _drawn(model, temperature, top_k):
+    """With another seed on each rank: the first new token of 3000 equal prompts, the logits, and a longer text."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    options = {"temperature": temperature, "top_k": top_k, "generator": generator}
+    text = generate(model, prompt()[:1].expand(3000, -1), 1, **options)
     with torch.no_grad():
         logits = model(prompt()[:1], gather=True)[0, -1]
-    longer = generate(model, prompt(), NEW, temperature=temperature, top_k=top_k, generator=generator)
-    return text[:, -1], logits, longer
+    return text[:, -1], logits, generate(model, prompt(), NEW, **options)
 
 
-@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 5), (1.0, 10_000)])
-def test_draws_follow_the_softmax_and_are_the_same_on_every_rank_whatever_their_seeds(temperature, top_k):
-    results = launch(_sample, 2, args=(*given("llama"), temperature, top_k, True))
-    drawn, logits, longer = results[0]
-    assert torch.equal(results[1][0], drawn)
-    assert torch.equal(results[1][2], longer)
+def seeded(model):
+    generator = torch.Generator().manual_seed(4)
+    return generate(model, prompt(), NEW, temperature=1.5, top_k=20, generator=generator)
+
+
+def best(model):
+    """Candidates among logits of which many are equal, and in which padding looks best."""
+    whole = torch.arange(VOCAB).remainder(7).double().repeat(2, 1)
+    whole[1] = -whole[1]
+    padded = torch.full((2, model.world_size * model.output_weight.shape[0]), 99.0, dtype=torch.float64)
+    padded[:, :VOCAB] = whole
+    return [candidates(model, padded.chunk(model.world_size, 1)[model.rank], k) for k in (1, 4, None)]
+
+
+def _sent(model, options):
+    with record() as section:
+        generate(model, prompt(), NEW, **options)
+    return traffic(section)[0]
+
+
+def _in_groups(given):
+    generator, model = torch.Generator().manual_seed(dist.get_rank()), make(*given, own_group())
+    return generate(model, prompt(), NEW), generate(model, prompt(), NEW, temperature=2.0, generator=generator)
+
+
+def _everything(gpt2, llama, stop):
+    model, other = make(*gpt2).train(), make(*llama)
+    stopped = [generate(model, ids, NEW, stop_id=stop) for ids in (prompt(), prompt()[:1])]
+    assert model.training  # as it was before
+    return {
+        "stopped": stopped,
+        "seeded": seeded(model),
+        "best": best(model),
+        "drawn": [_drawn(other, *draw) for draw in DRAWS],
+        "sent": [_sent(other, options) for options in CHOICES],
+        "in groups": _in_groups(gpt2) if dist.get_world_size() == 4 else None,
+    }
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ran(request):
+    return launch(_everything, request.param, args=(given("gpt2"), given("llama 3.1"), stop_token()), timeout=240)
+
+
+# What they show
+
+
+def test_behind_a_stop_token_a_text_is_filled_up_and_all_end_when_all_have_stopped(ran):
+    free, stop = their_text(hugging_face("gpt2"), prompt(), NEW), stop_token()
+    first = (free[0, PROMPT:] == stop).nonzero()[0].item()
+    for text, one in (result["stopped"] for result in ran):
+        for row, whole in zip(text, free, strict=True):
+            places = (whole[PROMPT:] == stop).nonzero()
+            end = PROMPT + places[0].item() + 1 if len(places) else len(whole)
+            assert torch.equal(row[:end], whole[:end])
+            assert (row[end:] == stop).all()
+        assert one.shape == (1, PROMPT + first + 1)  # nothing is left to do
+
+
+@pytest.mark.parametrize("number", range(len(DRAWS)))
+def test_draws_follow_the_softmax_and_are_the_same_on_every_rank_whatever_their_seeds(number, ran):
+    (drawn, logits, longer), *others = (result["drawn"][number] for result in ran)
+    for other in others:
+        assert torch.equal(other[0], drawn)
+        assert torch.equal(other[2], longer)
+    temperature, top_k = DRAWS[number]
     odds = (logits / temperature).softmax(0)
     if top_k == 5:
         best = odds.topk(5).indices
@@ -118,97 +126,57 @@ def test_draws_follow_the_softmax_and_are_the_same_on_every_rank_whatever_their_
     assert (share - odds).abs().max() < 0.07
 
 
-def test_the_same_seed_draws_the_same_text_for_every_p():
-    one = launch(_sample, 1, args=(*given("gpt2"), 1.5, 20, False))[0]
-    for p in (2, 4):
-        drawn, _, longer = launch(_sample, p, args=(*given("gpt2"), 1.5, 20, False))[p - 1]
-        assert torch.equal(drawn, one[0])
-        assert torch.equal(longer, one[2])
+def test_the_same_seed_draws_the_same_text_for_every_p(ran):
+    alone = seeded(make(*given("gpt2")))
+    assert all(torch.equal(result["seeded"], alone) for result in ran)
 
 
-def _candidates(state, config):
-    model = make(state, config)
-    width = model.output_weight.shape[0]
-    whole = torch.arange(VOCAB).remainder(7).double().repeat(2, 1)  # many are equal
-    whole[1] = -whole[1]
-    padded = torch.full((2, model.world_size * width), 99.0, dtype=torch.float64)  # padding looks best
-    padded[:, :VOCAB] = whole
-    mine = padded.chunk(model.world_size, 1)[model.rank]
-    return [candidates(model, mine, k) for k in (1, 4, None)]
-
-
-@pytest.mark.parametrize("p", WORLD_SIZES)
-def test_candidates_are_the_best_of_the_vocabulary_lower_ids_first_and_never_padding(p):
+def test_candidates_are_the_best_of_the_vocabulary_lower_ids_first_and_never_padding(ran):
     whole = torch.arange(VOCAB).remainder(7).double()
-    for result in launch(_candidates, p, args=given("gpt2")):
-        for (values, ids), k in zip(result, (1, 4, VOCAB), strict=True):
+    for found in [best(make(*given("gpt2"))), *(result["best"] for result in ran)]:
+        for (values, ids), k in zip(found, (1, 4, VOCAB), strict=True):
             for row, sign in ((0, 1), (1, -1)):
                 order = sorted(range(VOCAB), key=lambda i: (-sign * whole[i].item(), i))[:k]
                 assert ids[row].tolist() == order
                 assert values[row].tolist() == (sign * whole[order]).tolist()
 
 
-def _traffic(state, config, options):
-    model = make(state, config)
-    with record() as section:
-        generate(model, prompt(), NEW, **options)
-    return traffic(section)[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "choice"),
-    [
-        ({}, [("all_gather", None, 2 * 8 * BATCH)] * 2),  # one logit and one id a text
-        (
-            {"temperature": 1.0, "top_k": 6},
-            [*[("all_gather", None, 2 * 6 * 8 * BATCH)] * 2, ("broadcast", None, 8 * BATCH)],
-        ),
-    ],
-)
-def test_a_token_sends_bh_for_each_block_and_the_candidates(options, choice):
+def test_a_token_sends_bh_for_each_block_and_the_candidates(ran):
     def blocks(tokens):
         return [("all_reduce", "sum", 8 * BATCH * tokens * HIDDEN)] * (2 * LAYERS + 1)
 
-    expected = blocks(PROMPT) + choice + (NEW - 1) * (blocks(1) + choice)
-    for p in (1, 2):
-        for calls in launch(_traffic, p, args=(*given("llama"), options)):
-            assert calls == (expected if p > 1 else [])
+    one, six = ([("all_gather", None, len(ran) * k * 8 * BATCH)] * 2 for k in (1, 6))  # a logit and an id each
+    for result in ran:
+        for sent, choice in zip(result["sent"], (one, [*six, ("broadcast", None, 8 * BATCH)]), strict=True):
+            assert sent == blocks(PROMPT) + choice + (NEW - 1) * (blocks(1) + choice)
 
 
-def _in_groups(state, config):
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    model = make(state, config, group=own_group())
-    return generate(model, prompt(), NEW), generate(model, prompt(), NEW, temperature=2.0, generator=generator)
+def test_two_groups_side_by_side_write_their_own_texts(ran):
+    if len(ran) == 4:
+        greedy, drawn = zip(*(result["in groups"] for result in ran), strict=True)
+        assert all(torch.equal(text, their_text(hugging_face("gpt2"), prompt(), NEW)) for text in greedy)
+        assert all(torch.equal(drawn[first], drawn[second]) for first, second in GROUPS)
+        assert not torch.equal(drawn[0], drawn[1])
 
 
-def test_two_groups_side_by_side_write_their_own_texts():
-    greedy = launch(_greedy, 1, args=given("gpt2"))[0]
-    results = launch(_in_groups, 4, args=given("gpt2"))
-    assert all(torch.equal(text, greedy) for text, _ in results)
-    drawn = [text for _, text in results]
-    assert all(torch.equal(drawn[first], drawn[second]) for first, second in GROUPS)
-    assert not torch.equal(drawn[0], drawn[1])
+REFUSED = [
+    ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+    ({"temperature": -1.0}, "temperature=-1.0"),
+    ({"temperature": float("nan")}, "temperature=nan"),
+    ({"temperature": float("inf")}, "temperature=inf"),
+    ({"top_k": 0}, "top_k=0"),
+    ({"max_new_tokens": 30}, f"more than seq_length={LENGTH}"),
+    ({"prompt": torch.zeros(5, dtype=torch.long)}, "should be ids [b, s]"),
+    ({"prompt": torch.zeros(1, 0, dtype=torch.long)}, "one token at least"),
+    ({"prompt": torch.zeros(1, 2)}, "should be ids"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
-        ({"temperature": -1.0}, "temperature=-1.0"),
-        ({"temperature": float("nan")}, "temperature=nan"),
-        ({"temperature": float("inf")}, "temperature=inf"),
-        ({"top_k": 0}, "top_k=0"),
-        ({"prompt_lengths": [1, 2]}, r"should be 3 numbers from 1 to 5"),
-        ({"prompt_lengths": [0, 2, 2]}, r"\[0, 2, 2\]"),
-        ({"max_new_tokens": 30}, r"more than seq_length=24"),
-        ({"prompt": torch.zeros(5, dtype=torch.long)}, r"should be ids \[b, s\]"),
-        ({"prompt": torch.zeros(1, 0, dtype=torch.long)}, r"one token at least"),
-        ({"prompt": torch.zeros(1, 2)}, r"should be ids"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_with_the_numbers(options, says):
-    options = {"prompt": prompt(), "max_new_tokens": 2} | options
+def test_arguments_that_do_not_fit_are_refused_with_the_numbers():
     model = make(*given("gpt2"))
-    with pytest.raises(ValueError, match=says):
-        generate(model, options.pop("prompt"), options.pop("max_new_tokens"), **options)
-    assert model.training  # as it was before, where it was refused halfway too
+    for options, words in REFUSED:
+        (message,) = refusals(
+            lambda options=options: generate(model, **{"prompt": prompt(), "max_new_tokens": 2} | options)
+        )
+        assert words in message
+        assert model.training  # as it was before, where it was refused halfway too

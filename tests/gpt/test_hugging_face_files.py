@@ -82,51 +82,12 @@ def test_a_single_file_and_parts_are_refused_by_both_names_whatever_is_newer(tmp
         assert_as_transformers_has_it(folder, of_the_single)  # the user has chosen the single file
 
 
-def test_parts_that_the_index_does_not_name_are_refused(tmp_path):
-    folder = save(tmp_path / "one", 1, parts=True)
-    first = shards_of(folder)[0]
-    shutil.copy(first, folder / "model-00001-of-00099.safetensors")
-    with pytest.raises(ValueError, match=f"two saves.*{first.name}.*model-00001-of-00099.safetensors"):
-        loaded(folder)
-
-
-def test_a_newer_index_that_was_not_copied_is_noticed(tmp_path):
-    """The same file names, but tensors in other places: transformers goes by the files, so the index is of no use."""
-    folder = save(tmp_path, 1, parts=True)
-    index = json.loads((folder / INDEX).read_text())
-    name, last = "model.layers.0.mlp.up_proj.weight", shards_of(folder)[-1].name
-    places = list(index["weight_map"].values())
-    assert index["weight_map"][name] != last
-    assert places.count(index["weight_map"][name]) > 1
-    index["weight_map"][name] = last
-    (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=f"lists {name} in {last}, which lacks it"):
-        loaded(folder)
-
-
-def test_a_tensor_in_two_parts_is_refused(tmp_path):
-    first, *_, last = shards_of(save(tmp_path, 1, parts=True))
-    name, tensor = next(iter(load_file(first).items()))
-    save_file({**load_file(last), name: tensor + 1}, last)
-    with pytest.raises(ValueError, match=f"{name} is both in {last.name}"):
-        loaded(tmp_path)
-
-
 def test_a_tensor_that_the_index_forgot_is_read_as_in_transformers(tmp_path):
     folder = save(tmp_path, 1, parts=True)
     index = json.loads((folder / INDEX).read_text())
     del index["weight_map"]["model.norm.weight"]
     (folder / INDEX).write_text(json.dumps(index))
     assert_as_transformers_has_it(folder, 1)
-
-
-def test_a_tensor_under_two_names_is_refused(tmp_path):
-    state = load_file(save(tmp_path, 1) / SINGLE)
-    state["norm.weight"] = state["model.norm.weight"] + 1
-    save_file(state, tmp_path / SINGLE)
-    for attempt in (lambda: loaded(tmp_path), lambda: from_hugging_face(state, config_of_folder(tmp_path))):
-        with pytest.raises(ValueError, match="norm.weight and (model.)?norm.weight are both stored"):
-            attempt()
 
 
 def test_variants_and_pickles_beside_the_weights_are_passed_over(tmp_path):
@@ -141,20 +102,55 @@ def test_variants_and_pickles_beside_the_weights_are_passed_over(tmp_path):
         loaded(folder)
 
 
-# Files that are missing or damaged
+def test_parts_that_do_not_belong_together_are_refused_by_name(tmp_path):
+    whole = save(tmp_path / "whole", 1, parts=True)
+    first, *_, last = parts = [path.name for path in shards_of(whole)]
+    stored = json.loads((whole / INDEX).read_text())["weight_map"]
+    moved, twice = "model.layers.0.mlp.up_proj.weight", next(iter(load_file(whole / first)))
+    assert stored[moved] != last
+    assert list(stored.values()).count(stored[moved]) > 1
+
+    def refused(says, change):
+        folder = shutil.copytree(whole, tmp_path / f"changed {len(list(tmp_path.iterdir()))}")
+        change(folder)
+        with pytest.raises((ValueError, FileNotFoundError), match=says):
+            loaded(folder)
+
+    def index(content):
+        return lambda folder: (folder / INDEX).write_text(json.dumps(content))
+
+    refused(
+        f"two saves.*{first}.*model-00001-of-00099.safetensors",
+        lambda folder: shutil.copy(folder / first, folder / "model-00001-of-00099.safetensors"),
+    )
+    # a newer index with the same file names, of no use: transformers goes by the files
+    refused(f"lists {moved} in {last}, which lacks it", index({"weight_map": stored | {moved: last}}))
+    refused(
+        f"{twice} is both in {last}",
+        lambda folder: save_file({**load_file(folder / last), twice: torch.ones(1)}, folder / last),
+    )
+    refused(
+        f"{len(parts)} files, .* 2 are missing: {first}, {last}",
+        lambda folder: [(folder / name).unlink() for name in (first, last)],
+    )
+    for content in ({}, {"weight_map": []}, {"weight_map": {"model.norm.weight": 3}}):
+        refused(f"{INDEX} .*weight_map", index(content))
 
 
-def test_parts_that_are_missing_are_counted_and_named(tmp_path):
-    first, *_, last = parts = shards_of(save(tmp_path, 1, parts=True))
-    first.unlink()
-    last.unlink()
-    with pytest.raises(FileNotFoundError, match=f"{len(parts)} files, .* 2 are missing: {first.name}, {last.name}"):
-        loaded(tmp_path)
+def test_a_tensor_under_two_names_is_refused(tmp_path):
+    state = load_file(save(tmp_path, 1) / SINGLE)
+    state["norm.weight"] = state["model.norm.weight"] + 1
+    save_file(state, tmp_path / SINGLE)
+    for attempt in (lambda: loaded(tmp_path), lambda: from_hugging_face(state, config_of_folder(tmp_path))):
+        with pytest.raises(ValueError, match="norm.weight and (model.)?norm.weight are both stored"):
+            attempt()
 
 
-@pytest.mark.parametrize("damage", ["pointer", "empty", "truncated"])
-@pytest.mark.parametrize("name", ["config.json", INDEX, SINGLE, "part"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("config.json", "truncated"), (INDEX, "empty"), (SINGLE, "truncated"), ("part", "pointer")]
+)
 def test_a_damaged_file_is_named_with_its_size_before_anything_is_loaded(name, damage, tmp_path):
+    """tests/common/test_downloads.py has every kind of damage."""
     path = tmp_path / name
     save(tmp_path, 1, parts=name in (INDEX, "part"))
     path = shards_of(tmp_path)[1] if name == "part" else path
@@ -166,16 +162,6 @@ def test_a_damaged_file_is_named_with_its_size_before_anything_is_loaded(name, d
     with pytest.raises(ValueError, match=rf"{path}.*\b{path.stat().st_size:,} bytes.*{cure}"):
         load_folder(model, tmp_path)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    "index", [{}, {"weight_map": []}, {"weight_map": {"model.norm.weight": 3}}, {"weight_map": None}]
-)
-def test_an_index_without_a_map_of_files_is_named(index, tmp_path):
-    (save(tmp_path, 1) / SINGLE).unlink()
-    (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=f"{tmp_path / INDEX} .*weight_map"):
-        loaded(tmp_path)
 
 
 # Wrapped models

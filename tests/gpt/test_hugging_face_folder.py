@@ -1,7 +1,6 @@
 """`tplab.gpt.hugging_face_folder` and `hugging_face_config`, against transformers' models with random weights.
 
-The folders are those that save_pretrained writes. Theirs run on one process in float64, with torch's RMSNorm in place
-of theirs, which computes in float32 whatever it is given.
+The folders are those that save_pretrained writes. Theirs run on one process, ours on 1, 2 and 4 ranks.
 """
 
 import dataclasses
@@ -11,81 +10,32 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
+from tests.gpt.random_models import HIDDEN, LAYERS, LENGTH, VOCAB, WINDOW, hugging_face, their_text
+from tests.gpt.random_models import use_torchs_rms_norm as use_torchs_rms_norm  # for tests/capstone
 from tests.reference import assert_close
-from tests.tensor.on_ranks import results_of
+from tests.tensor.on_ranks import own_group
+from tplab import launch
+from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.generation import generate
 from tplab.gpt.hugging_face import to_hugging_face
 from tplab.gpt.hugging_face_config import gpt_config
 from tplab.gpt.hugging_face_folder import config_of_folder, load_folder
 from tplab.gpt.model import ParallelGPT
-from tplab.memory.config import parameter_count
 from tplab.tensor.full_state import full_state_dict
 
-HIDDEN, HEADS, DIM, FFN, LENGTH, LAYERS, VOCAB = 16, 4, 4, 24, 24, 2, 300
-WINDOW, PROMPT, NEW = 4, 5, 12
-KINDS = ("gpt2", "gpt2 without prefix", "llama 3.1", "qwen2", "mistral")
-SCALED = {"rope_type": "llama3", "rope_theta": 50.0, "factor": 4.0, "low_freq_factor": 0.5, "high_freq_factor": 2.0}
-
-
-@cache
-def hugging_face(kind):
-    """A random model, which nobody may change. The ranks don't need transformers, so it is imported here."""
-    from transformers import (
-        GPT2Config,
-        GPT2LMHeadModel,
-        LlamaConfig,
-        LlamaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-    )
-
-    torch.manual_seed(len(kind))
-    shared = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": None, "initializer_range": 0.4}
-    shared["attn_implementation"] = "sdpa"
-    if kind.startswith("gpt2"):
-        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        options = GPT2Config(n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, n_positions=LENGTH, **dropout, **shared)
-        model = GPT2LMHeadModel(options)
-    else:
-        shared |= {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "intermediate_size": FFN, "rms_norm_eps": 1e-4}
-        shared |= {"num_attention_heads": HEADS, "max_position_embeddings": LENGTH}
-        make = {
-            "llama 3.1": lambda: LlamaForCausalLM(LlamaConfig(
-                num_key_value_heads=2, tie_word_embeddings=True,
-                rope_parameters={**SCALED, "original_max_position_embeddings": 16}, **shared,
-            )),
-            "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(num_key_value_heads=1, **shared)),
-            "mistral": lambda: MistralForCausalLM(
-                MistralConfig(num_key_value_heads=2, sliding_window=WINDOW, **shared)
-            ),
-        }  # fmt: skip
-        model = make[kind]()
-        use_torchs_rms_norm(model)
-    for parameter in model.parameters():  # biases and norms too
-        parameter.data += 0.1 * torch.randn(parameter.shape)
-    return model.double().eval()
-
-
-def use_torchs_rms_norm(model):
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child).__name__.endswith("RMSNorm"):
-                norm = nn.RMSNorm(HIDDEN, eps=child.variance_epsilon)
-                norm.weight = child.weight
-                setattr(module, name, norm)
+PROMPT, NEW = 5, 12
+KINDS = ("gpt2", "llama 3.1", "qwen2", "mistral")
+FOLDERS = ("gpt2 without prefix", *KINDS)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """{kind: folder}; two of them have all tensors in one file, the others in several."""
     found = {}
-    for kind in KINDS:
-        model, found[kind] = hugging_face(kind), tmp_path_factory.mktemp(kind)
+    for kind in FOLDERS:
+        model, found[kind] = hugging_face(kind.removesuffix(" without prefix")), tmp_path_factory.mktemp(kind)
         saved = model.transformer if kind == "gpt2 without prefix" else model
         saved.save_pretrained(found[kind], max_shard_size="1GB" if kind in ("gpt2", "llama 3.1") else "5KB")
     assert len(list(found["qwen2"].glob("model-*.safetensors"))) > 5
@@ -131,84 +81,61 @@ class Slice(Spy):
         return part
 
 
-def _load_and_run(group, folders):
+def _load_and_run(folder, group=None):
+    config = config_of_folder(folder)
+    model = ParallelGPT(config, device="meta", dtype=torch.float64, group=group).to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    Spy.reads = []
+    told = load_folder(model, folder)
+    held, largest = (of(parameter.nbytes for parameter in model.parameters()) for of in (sum, max))
+    (ids, targets), (rank, _) = tokens(), rank_and_size(group)
+    with torch.no_grad():
+        logits = model(ids, gather=True)
+    text = generate(model, ids[:, :PROMPT], NEW)
+    model(ids, targets).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= parameter.grad
+    tables = [model.embedding.weight, *([] if model.head is None else [model.head.weight])]
+    padding = sum(8 * HIDDEN * min(len(table), max(0, (rank + 1) * len(table) - VOCAB)) for table in tables)
+    assert told == sum(Spy.reads) == held - padding, "a rank reads its shards, without padding, and nothing else"
+    assert max(Spy.reads) <= largest, "no slice is larger than the largest shard"
+    return logits, text, to_hugging_face(full_state_dict(model, group), config)
+
+
+def _all_folders(folders):
     import safetensors
 
     plain = safetensors.safe_open
     safetensors.safe_open = lambda *args, **options: Spy(plain(*args, **options))
-    results = {}
-    for kind, folder in folders.items():
-        config = config_of_folder(folder)
-        model = ParallelGPT(config, device="meta", dtype=torch.float64, group=group).to_empty(device="cpu")
-        for parameter in model.parameters():
-            parameter.data.fill_(torch.nan)
-        Spy.reads = []
-        told = load_folder(model, folder)
-        largest = max(parameter.nbytes for parameter in model.parameters())
-        ids, targets = tokens()
-        with torch.no_grad():
-            logits = model(ids, gather=True)
-        text = generate(model, ids[:, :PROMPT], NEW)
-        model(ids, targets).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= parameter.grad
-        whole = to_hugging_face(full_state_dict(model, group), config)
-        results[kind] = logits, text, whole, (told, sum(Spy.reads), max(Spy.reads), largest)
-    return results
+    found = [(kind, _load_and_run(folder)) for kind, folder in folders.items()]
+    if rank_and_size(None)[1] == 4:
+        found.append(("qwen2", _load_and_run(folders["qwen2"], own_group())))
+    return found
 
 
 @cache
 def expected(kind):
+    """Logits, greedy text, and the weights after a step of plain gradient descent."""
     model, (ids, targets) = hugging_face(kind), tokens()
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    text = model.generate(
-        ids[:, :PROMPT], attention_mask=torch.ones(2, PROMPT), max_new_tokens=NEW, do_sample=False, pad_token_id=0
-    )
     logits = model(ids).logits
-    gradients = torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), list(model.parameters()))
-    after = {name: before[name] - g for (name, _), g in zip(model.named_parameters(), gradients, strict=True)}
-    return logits.detach(), text, after
+    named = dict(model.named_parameters())
+    gradients = torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), list(named.values()))
+    after = {name: weight.detach() - g for (name, weight), g in zip(named.items(), gradients, strict=True)}
+    return logits.detach(), their_text(model, ids[:, :PROMPT], NEW), after
 
 
-def bytes_of_rank(kind, rank, p):
-    """What a rank needs of a file in float64: its shards without padding, and all replicated tensors."""
-    per_rank = -(-VOCAB // (128 * p)) * 128
-    rows = min(max(VOCAB - rank * per_rank, 0), per_rank)
-    if kind.startswith("gpt2"):
-        f = 4 * HIDDEN
-        layer = 3 * HIDDEN // p * (HIDDEN + 1) + HIDDEN * HIDDEN // p + f // p * (HIDDEN + 1) + HIDDEN * f // p
-        return 8 * (rows * HIDDEN + LENGTH * HIDDEN + LAYERS * (layer + (2 + 4) * HIDDEN) + 2 * HIDDEN)
-    kv_heads = {"llama 3.1": 2, "qwen2": 1, "mistral": 2}[kind]
-    qkv = HIDDEN // p + 2 * DIM * max(1, kv_heads // p)  # rows
-    layer = qkv * (HIDDEN + (kind == "qwen2")) + HIDDEN * HIDDEN // p + 3 * FFN * HIDDEN // p + 2 * HIDDEN
-    tables = 1 if kind == "llama 3.1" else 2
-    return 8 * (tables * rows * HIDDEN + LAYERS * layer + HIDDEN)
-
-
-def assert_like_theirs(results):
-    for rank, result in enumerate(results):
-        for kind in KINDS:
-            logits, text, whole, (told, read, most, largest) = result[kind]
-            their_logits, their_text, after = expected(kind)
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_logits_gradients_and_text_are_transformers_and_a_rank_reads_only_its_slices(p, folders):
+    for found in launch(_all_folders, p, args=(folders,), timeout=240):
+        assert len(found) == len(FOLDERS) + (p == 4)
+        for kind, (logits, text, whole) in found:
+            their_logits, their_greedy_text, after = expected(kind.removesuffix(" without prefix"))
             assert_close(logits, their_logits, 1e-9)
-            assert torch.equal(text, their_text)
+            assert torch.equal(text, their_greedy_text)
             for name, weight in after.items():
                 assert_close(whole[name], weight, 1e-9)
-            assert told == read == bytes_of_rank(kind, rank, len(results)), kind
-            assert most <= largest  # no slice is larger than the largest shard
-
-
-@pytest.mark.parametrize(("p", "in_groups"), [(1, False), (2, False), (4, False), (4, True)])
-def test_logits_gradients_and_text_are_transformers_and_a_rank_reads_only_its_slices(p, in_groups, folders):
-    for results in results_of(_load_and_run, p, in_groups, folders):
-        assert_like_theirs(results)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_configuration_has_as_many_parameters_as_their_model(kind):
-    model = hugging_face(kind)
-    assert parameter_count(gpt_config(model.config.to_dict())) == sum(p.numel() for p in model.parameters())
 
 
 # What doesn't fit
@@ -244,6 +171,14 @@ def written(folder, tmp_path, change):
     return tmp_path
 
 
+def with_shapes(**shapes):
+    """A change that gives the tensors of layer 0 or of the model these shapes."""
+    return lambda state: state.update({
+        name if name in state else f"model.layers.0.mlp.{name}": torch.ones(shape)
+        for name, shape in ((f"{name}.weight", shape) for name, shape in shapes.items())
+    })  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [
@@ -251,12 +186,11 @@ def written(folder, tmp_path, change):
          "layers.1.attention.qkv.bias should come from model.layers.1.self_attn.k_proj.bias, which"),
         ("mistral", lambda state: state.update({"model.layers.0.self_attn.k_proj.bias": torch.ones(8)}),
          "1 tensors of .* have no place in this Llama"),
-        ("mistral", lambda state: state.update({"model.layers.1.mlp.down_proj.weight": torch.ones(16, 23)}),
-         r"mlp.down_proj.weight in .* is \[16, 23\], and layers.1.mlp.down.weight needs \[16, 24\]"),
-        ("mistral", lambda state: state.update({f"model.layers.0.mlp.{n}.weight": torch.ones(r, 16)
-                                                for n, r in (("gate_proj", 20), ("up_proj", 28))}),
+        ("mistral", with_shapes(down_proj=(16, 23)),
+         r"mlp.down_proj.weight in .* is \[16, 23\], and layers.0.mlp.down.weight needs \[16, 24\]"),
+        ("mistral", with_shapes(gate_proj=(20, 16), up_proj=(28, 16)),
          r"mlp.gate_proj.weight in .* is \[20, 16\], and layers.0.mlp.up.weight needs \[24, 16\]"),
-        ("mistral", lambda state: state.update({"lm_head.weight": torch.ones(301, 16)}),
+        ("mistral", with_shapes(lm_head=(301, 16)),
          r"lm_head.weight in .* is \[301, 16\], and head.weight needs \[300, 16\]"),
         ("llama 3.1", lambda state: state.update({"lm_head.weight": torch.ones(VOCAB, HIDDEN)}),
          "tie_word_embeddings is set in .*, but lm_head.weight differs from the embedding"),
@@ -328,6 +262,12 @@ def test_each_field_of_their_configuration_is_used_or_refused_or_known_to_have_n
                 assert gpt_config(changed) != config, name
 
 
+def test_the_two_kinds_of_gelu_are_told_apart():
+    options = hugging_face("gpt2").config.to_dict()
+    assert gpt_config(options).activation == "gelu_tanh"
+    assert gpt_config(options | {"activation_function": "gelu"}).activation == "gelu"
+
+
 def test_sliding_windows_are_those_of_transformers():
     qwen2 = {k: v for k, v in hugging_face("qwen2").config.to_dict().items() if k != "layer_types"}
     on = {**qwen2, "use_sliding_window": True, "sliding_window": 4}
@@ -345,11 +285,3 @@ def test_sliding_windows_are_those_of_transformers():
     assert gpt_config({**mistral, "sliding_window": LENGTH}).sliding_window is None  # it hides nothing
     without = {k: v for k, v in mistral.items() if k != "sliding_window"}
     assert gpt_config({**without, "max_position_embeddings": 9000}).sliding_window == 4096  # their default
-
-
-def test_llama_31_as_written_before_transformers_5():
-    new = hugging_face("llama 3.1").config.to_dict()
-    old = {k: v for k, v in new.items() if k != "rope_parameters"} | {"rope_theta": 50.0}
-    old["rope_scaling"] = {k: v for k, v in new["rope_parameters"].items() if k != "rope_theta"}
-    assert gpt_config(old) == gpt_config(new)
-    assert gpt_config(new).rotary_scaling.factor == 4.0

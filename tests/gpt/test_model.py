@@ -1,8 +1,8 @@
 """ParallelGPT and `tplab.gpt.hugging_face`, against Hugging Face's GPT2LMHeadModel and LlamaForCausalLM, weights alike.
 
-Theirs run on one process. In float64 the two must agree to 1e-9 (Hugging Face's RMSNorm computes in float32 whatever it
-is given; there nn.RMSNorm stands in its place), in float32 to 1e-4. What a rank should hold of a gradient is cut out of
-theirs with `chunk`, after it was renamed here by hand: the table under test is not asked.
+Theirs run on one process in float64. What a rank should hold of a gradient is cut out of theirs with `chunk`, after it
+was renamed here by hand: the table under test is not asked. All programs run in one launch for each number of ranks.
+Other dtypes, autocast and recomputation with dropout are compared with plain torch in tests/gpu/test_on_the_cpu.py.
 """
 
 import copy
@@ -11,13 +11,13 @@ from functools import cache
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tests.gpt.test_hugging_face_folder import use_torchs_rms_norm
+from tests.gpt.random_models import FFN, HEADS, HIDDEN, LAYERS
+from tests.gpt.random_models import hugging_face as random_model
 from tests.reference import assert_close, cut
-from tests.tensor.on_ranks import own_group, refusals, traffic
+from tests.tensor.on_ranks import refusals, traffic
 from tplab import launch, record
 from tplab.gpt.hugging_face import from_hugging_face, gpt_config, to_hugging_face
 from tplab.gpt.model import ParallelGPT
@@ -25,39 +25,13 @@ from tplab.memory.config import GPTConfig, parameter_count
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.rng import seed_all
 
-WORLD_SIZES = (1, 2, 4)
-SEEDS = (0, 1)
-HIDDEN, HEADS, FFN, VOCAB, LENGTH, LAYERS = 16, 4, 24, 37, 12, 2
-BATCH, SEQUENCE, STEPS = 2, 9, 10
-SHARED = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "attn_implementation": "sdpa"}
+VOCAB = 37
+BATCH, SEQUENCE, STEPS = 2, 9, 3
+KINDS = ("gpt2", "llama", "llama 1 kv")
 
 
-@cache
 def hugging_face(kind, seed=0, dtype=torch.float64):
-    """A random model of theirs, and its options as a dict. kind: "gpt2", "llama" or "llama 1 kv", tied or not."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # here: the ranks need none
-
-    torch.manual_seed(seed)
-    if kind == "gpt2":
-        options = GPT2Config(
-            n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, n_inner=FFN, n_positions=LENGTH, initializer_range=0.3,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **SHARED,
-        )  # fmt: skip
-        model = GPT2LMHeadModel(options)
-    else:
-        one_kv_head = kind == "llama 1 kv"
-        options = LlamaConfig(
-            num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=FFN, max_position_embeddings=LENGTH,
-            num_attention_heads=HEADS, num_key_value_heads=1 if one_kv_head else 2, tie_word_embeddings=one_kv_head,
-            initializer_range=0.3, rms_norm_eps=1e-4, rope_parameters={"rope_type": "default", "rope_theta": 50.0},
-            **SHARED,
-        )  # fmt: skip
-        model = LlamaForCausalLM(options)
-        if dtype == torch.float64:
-            use_torchs_rms_norm(model)
-    for parameter in model.parameters():  # biases and norms too
-        parameter.data += 0.1 * torch.randn(parameter.shape)
-    return model.to(dtype).eval(), options.to_dict()
+    return random_model(kind, VOCAB, seed, dtype)
 
 
 def tokens(seed, step=0):
@@ -135,7 +109,7 @@ def steps(model, loss_of, batches, before_step=lambda: None):
 
 
 def plain_steps(kind, seed, dtype, batches):
-    model = copy.deepcopy(hugging_face(kind, seed, dtype)[0])
+    model = copy.deepcopy(hugging_face(kind, seed, dtype))
     logits = model(batches[0][0]).logits.detach()  # [b, s, v]
 
     def loss_of(ids, targets):
@@ -158,157 +132,40 @@ def run(state, config, seed, dtype, group=None, **options):
     return result | {"logits": logits, "whole": to_hugging_face(full_state_dict(model, group), config)}
 
 
-def _run_all(cases):
-    return [run(*case) for case in cases]
-
-
-KINDS = ("gpt2", "llama", "llama 1 kv")
-CASES = [(kind, seed, torch.float64) for kind in KINDS for seed in SEEDS]
-CASES += [(kind, 0, torch.float32) for kind in KINDS]
-
-
-def given(kind, seed, dtype):
-    model, options = hugging_face(kind, seed, dtype)
-    return model.state_dict(), gpt_config(options), seed, dtype
-
-
-@pytest.fixture(scope="module", params=WORLD_SIZES)
-def ran(request):
-    results = launch(_run_all, request.param, args=([given(*case) for case in CASES],), timeout=200)
-    assert len(results) == request.param
-    return results
+def given(kind, seed=0, dtype=torch.float64):
+    model = hugging_face(kind, seed, dtype)
+    return model.state_dict(), gpt_config(model.config.to_dict()), seed, dtype
 
 
 @cache
-def expected(case):
-    return plain_steps(*case, [tokens(case[1], step) for step in range(STEPS)])
+def expected(kind):
+    return plain_steps(kind, 0, torch.float64, [tokens(0, step) for step in range(STEPS)])
 
 
-def gpt2():
-    """Weights and configuration of one model, which is also that of CASES[0]."""
-    return given("gpt2", 0, torch.float64)[:2]
+# Programs
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{str(case[2])[-7:]}")
-def test_logits_loss_gradients_and_ten_steps_equal_hugging_faces(case, ran):
-    kind, _, dtype = case
-    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
-    theirs, p = expected(case), len(ran)
-    for rank, result in enumerate(ran):
-        mine = result[CASES.index(case)]
-        assert_close(mine["logits"], theirs["logits"], tolerance)
-        assert mine["losses"] == pytest.approx(theirs["losses"], abs=tolerance if dtype == torch.float64 else 1e-3)
-        for name, gradient in mine["gradients"].items():
-            assert_close(gradient, part(kind, name, theirs["gradients"], rank, p), tolerance)
-        if dtype == torch.float64:  # Adam divides by a gradient's size, so what is nothing but rounding moves too
-            for name, weight in mine["weights"].items():
-                assert_close(weight, part(kind, name, theirs["weights"], rank, p), 1e-6)
-            for name, weight in theirs["weights"].items():
-                assert_close(mine["whole"][name], weight, 1e-6)
-
-
-# Traffic, checkpointing, dropout
-
-
-def _steps_in_all_ways(state, config):
-    """A step without and with overlap, on two ranks also compiled in one graph. What isn't an id is refused."""
-    outcomes, ways = [], [(False, False), (False, True)]
-    if dist.is_initialized() and dist.get_world_size() == 2:
-        ways += [(True, False), (True, True)]
-    for compiled, overlap in ways:
-        model = make(state, config, async_grad_allreduce=overlap)
-        if compiled:
-            model.compile(backend="aot_eager", fullgraph=True)
-        with record() as forward:
-            loss = model(*tokens(0))
-        with record() as backward:
-            loss.backward()
-        outcomes.append((traffic(forward, backward), loss.item(), {n: p.grad for n, p in model.named_parameters()}))
+def step(state, config, overlap, compiled=False):
+    """Traffic, loss and gradients of a step, in one graph if it is compiled; what is said of ids that are none."""
+    model = make(state, config, async_grad_allreduce=overlap)
+    if compiled:
+        model.compile(backend="aot_eager", fullgraph=True)
     ids, targets = tokens(0)
-    wrong = torch.full_like(ids, VOCAB)
-    kind = RuntimeError if compiled else IndexError
-    return outcomes, refusals(lambda: model(wrong, targets), lambda: model(ids, wrong), kind=kind)
-
-
-@pytest.mark.parametrize(("kind", "p"), [("gpt2", 1), ("gpt2", 2), ("gpt2", 4), ("llama 1 kv", 2)])
-def test_a_step_sends_bsh_for_each_block_and_for_the_two_tables_and_is_the_same_with_overlap_and_compiled(kind, p):
-    def sums(*sizes):
-        return [("all_reduce", "sum", size) for size in sizes]
-
-    h = sums(8 * BATCH * SEQUENCE * HIDDEN) * (2 * LAYERS + 1)
-    loss = [("all_reduce", "max", 8 * BATCH * SEQUENCE), *sums(8 * (BATCH * SEQUENCE + 1))]
-    theirs = expected((kind, 0, torch.float64))
-    results = launch(_steps_in_all_ways, p, args=given(kind, 0, torch.float64)[:2], timeout=240)
-    for rank, (outcomes, refused) in enumerate(results):
-        for number, (sent, found, gradients) in enumerate(outcomes):
-            if kind == "gpt2":  # one K, V head has copies, whose gradients are summed, too
-                assert number > 1 or sent == ([h + loss, h] if p > 1 else [[], []])
-            assert found == pytest.approx(theirs["losses"][0], abs=1e-9)
-            for name, gradient in gradients.items():
-                assert_close(gradient, part(kind, name, theirs["gradients"], rank, p), 1e-9)
-        for what, message in zip(("id", "target"), refused, strict=True):
-            assert what in message
-            assert "outside the vocabulary: its 37 ids are 0 to 36" in message
-
-
-def _with_dropout(state, config, recompute):
-    rng = seed_all(11)
-    model = make(state, config, recompute=recompute)
-    kept, before = [], torch.get_rng_state()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        losses = [model(*tokens(0), rng=rng) for _ in range(2)]
-    sum(losses).backward()
-    assert torch.equal(torch.get_rng_state(), before)  # all of it is drawn from the tracker
-    model.eval()
+    with record() as forward:
+        loss = model(ids, targets)
+    with record() as backward:
+        loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    return [loss.item() for loss in losses], gradients, sum(kept), model(*tokens(0), rng=rng).item()
-
-
-@pytest.mark.parametrize("p", [1, 2])
-def test_recomputation_keeps_less_and_replays_the_same_dropout(p):
-    state, config = gpt2()
-    config = dataclasses.replace(config, dropout=0.2)
-    keeping, selective, full = (
-        launch(_with_dropout, p, args=(state, config, recompute)) for recompute in ("nothing", "attention", "layers")
-    )
-    for (losses, gradients, kept, quiet), *others in zip(keeping, selective, full, strict=True):
-        assert losses[0] != losses[1]
-        assert quiet == pytest.approx(expected(CASES[0])["losses"][0], abs=1e-10)
-        for same_losses, same_gradients, _, _ in others:
-            assert same_losses == losses
-            for name in gradients:
-                assert_close(same_gradients[name], gradients[name])
-        without_scores, inputs_only = (less for _, _, less, _ in others)
-        assert inputs_only < kept / 2
-        assert inputs_only < without_scores < kept
+    wrong, kind = torch.full_like(ids, VOCAB), RuntimeError if compiled else IndexError
+    refused = refusals(lambda: model(wrong, targets), lambda: model(ids, wrong), kind=kind)
+    return traffic(forward, backward), loss.item(), gradients, refused
 
 
 def _entrance(state, config):
     """What the layers are given, with dropout."""
-    model = make(state, config)
+    model = make(state, dataclasses.replace(config, dropout=0.2))
     model.layers, model.final_norm = nn.ModuleList(), nn.Identity()
     return model.features(tokens(0)[0], rng=seed_all(11)).detach()
-
-
-@pytest.mark.parametrize("p", WORLD_SIZES)
-def test_the_sum_of_both_embeddings_is_dropped_alike_on_every_rank(p):
-    state, config = gpt2()
-    x = state["transformer.wte.weight"][tokens(0)[0]] + state["transformer.wpe.weight"][:SEQUENCE]
-    torch.manual_seed(11 + 1359)
-    expected = F.dropout(x, 0.2)
-    for mine in launch(_entrance, p, args=(state, dataclasses.replace(config, dropout=0.2))):
-        assert_close(mine, expected)
-
-
-def test_a_target_that_is_to_be_ignored_counts_for_nothing():
-    ids, targets = tokens(0)[0], tokens(1)[1].clamp(min=0)
-    ignored = targets[0, 0].item()
-    logits = expected(CASES[0])["logits"]
-    right = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignored)
-    assert_close(make(*gpt2())(ids, targets, ignore_index=ignored), right, 1e-9)
-
-
-# The same model for every p
 
 
 CONFIGS = {
@@ -318,38 +175,116 @@ CONFIGS = {
         gated=True, bias=False, tied_embedding=False, learned_positions=False, dropout=0.0,
     ),
 }  # fmt: skip
+WIDE = GPTConfig(num_layers=8, hidden_size=64, num_heads=4, vocab_size=1000, seq_length=100, dropout=0.0)
+SEVERAL_HAVE_ROWS = dataclasses.replace(CONFIGS["llama"], vocab_size=300)
 
 
-def _fresh(config, per_rank):
+ONE_STEP = ("gpt2", "llama 1 kv")
+
+
+def fresh(config, per_rank=False):
     seed_all(5)
     model = ParallelGPT(config, per_rank_init=per_rank)
     held = sum(p.numel() for p in model.parameters())
     return full_state_dict(model), held, torch.rand(1).item()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_same_seed_gives_the_same_whole_model_for_every_p(name):
-    whole, held, after = launch(_fresh, 1, args=(CONFIGS[name], False))[0]
-    padding = (128 - 37) * 16 * (1 if CONFIGS[name].tied_embedding else 2)
-    assert held - padding == parameter_count(CONFIGS[name]) == sum(t.numel() for t in whole.values())
-    for p in (2, 4):
-        for state, _, then in launch(_fresh, p, args=(CONFIGS[name], False)):
+def _everything(models):
+    state, config, *_ = models["gpt2"]
+    too_few_heads = dataclasses.replace(CONFIGS["gpt2"], num_heads=2)
+    return {
+        "steps": {kind: run(*model) for kind, model in models.items()},
+        "overlap": {kind: [step(*models[kind][:2], overlap) for overlap in (False, True)] for kind in ONE_STEP},
+        "entrance": _entrance(state, config),
+        "fresh": [fresh(config) for config in CONFIGS.values()],
+        "per rank": fresh(SEVERAL_HAVE_ROWS, per_rank=True)[0],
+        "wide": [fresh(WIDE, per_rank)[0] for per_rank in (False, True)],
+        "refused": refusals(lambda: ParallelGPT(too_few_heads)),
+    }
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def ran(request):
+    results = launch(_everything, request.param, args=({kind: given(kind) for kind in KINDS},), timeout=240)
+    assert len(results) == request.param
+    return results
+
+
+# What they show
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_loss_gradients_and_steps_equal_hugging_faces(kind, ran):
+    theirs, p = expected(kind), len(ran)
+    for rank, mine in enumerate(result["steps"][kind] for result in ran):
+        assert_close(mine["logits"], theirs["logits"], 1e-9)
+        assert mine["losses"] == pytest.approx(theirs["losses"], abs=1e-9)
+        for name, gradient in mine["gradients"].items():
+            assert_close(gradient, part(kind, name, theirs["gradients"], rank, p), 1e-9)
+        for name, weight in mine["weights"].items():  # Adam divides by a gradient's size, so what is rounding moves too
+            assert_close(weight, part(kind, name, theirs["weights"], rank, p), 1e-6)
+        for name, weight in theirs["weights"].items():
+            assert_close(mine["whole"][name], weight, 1e-6)
+
+
+def assert_one_step(kind, outcome, rank, p):
+    _, loss, gradients, refused = outcome
+    theirs = expected(kind)
+    assert loss == pytest.approx(theirs["losses"][0], abs=1e-9)
+    for name, gradient in gradients.items():
+        assert_close(gradient, part(kind, name, theirs["gradients"], rank, p), 1e-9)
+    for what, message in zip(("id", "target"), refused, strict=True):
+        assert what in message
+        assert "outside the vocabulary: its 37 ids are 0 to 36" in message
+
+
+@pytest.mark.parametrize("kind", ONE_STEP)
+def test_a_step_sends_bsh_for_each_block_and_for_the_two_tables_and_is_the_same_with_overlap(kind, ran):
+    def sums(*sizes):
+        return [("all_reduce", "sum", size) for size in sizes]
+
+    h = sums(8 * BATCH * SEQUENCE * HIDDEN) * (2 * LAYERS + 1)
+    loss = [("all_reduce", "max", 8 * BATCH * SEQUENCE), *sums(8 * (BATCH * SEQUENCE + 1))]
+    for rank, outcomes in enumerate(result["overlap"][kind] for result in ran):
+        for outcome in outcomes:
+            assert_one_step(kind, outcome, rank, len(ran))
+            if kind == "gpt2":  # one K, V head has copies, whose gradients are summed, too
+                assert outcome[0] == ([h + loss, h] if len(ran) > 1 else [[], []])
+
+
+@pytest.mark.parametrize(("kind", "overlap"), [("gpt2", False), ("llama 1 kv", True)])
+def test_a_step_is_the_same_compiled_in_one_graph(kind, overlap):
+    for rank, outcome in enumerate(launch(step, 2, args=(*given(kind)[:2], overlap, True), timeout=240)):
+        assert_one_step(kind, outcome, rank, 2)
+
+
+def test_the_sum_of_both_embeddings_is_dropped_alike_on_every_rank(ran):
+    state = hugging_face("gpt2").state_dict()
+    x = state["transformer.wte.weight"][tokens(0)[0]] + state["transformer.wpe.weight"][:SEQUENCE]
+    torch.manual_seed(11 + 1359)
+    wanted = F.dropout(x, 0.2)
+    for result in ran:
+        assert_close(result["entrance"], wanted)
+
+
+def test_the_same_seed_gives_the_same_whole_model_for_every_p(ran):
+    for number, config in enumerate(CONFIGS.values()):
+        whole, held, after = fresh(config)
+        padding = (128 - 37) * 16 * (1 if config.tied_embedding else 2)
+        assert held - padding == parameter_count(config) == sum(t.numel() for t in whole.values())
+        for state, _, then in (result["fresh"][number] for result in ran):
             assert state.keys() == whole.keys()
             assert all(torch.equal(state[key], whole[key]) for key in whole)
             assert then == after
 
 
-def test_with_per_rank_init_what_is_cut_is_another_sample_for_each_p_and_what_is_whole_the_same():
-    config = dataclasses.replace(CONFIGS["llama"], vocab_size=300)  # several ranks have rows of the tables
-    two, four = (launch(_fresh, p, args=(config, True))[0][0] for p in (2, 4))
-    for name, tensor in two.items():
-        assert torch.equal(tensor, four[name]) == ("norm" in name), name
+def test_with_per_rank_init_what_is_cut_is_another_sample_for_each_p_and_what_is_whole_the_same(ran):
+    for name, tensor in fresh(SEVERAL_HAVE_ROWS, per_rank=True)[0].items():
+        assert torch.equal(tensor, ran[0]["per rank"][name]) == (len(ran) == 1 or "norm" in name), name
 
 
-def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_smaller_one():
-    config = GPTConfig(num_layers=8, hidden_size=64, num_heads=4, vocab_size=1000, seq_length=100, dropout=0.0)
-    for per_rank in (False, True):
-        whole, *_ = launch(_fresh, 2, args=(config, per_rank))[0]
+def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_smaller_one(ran):
+    for whole in ran[0]["wide"]:
         for name in ("embedding.weight", "positions.weight", "layers.3.attention.qkv.weight", "layers.7.mlp.up.weight"):
             assert whole[name].std().item() == pytest.approx(0.02, rel=0.1), name
         for name in ("layers.3.attention.out.weight", "layers.0.mlp.down.weight"):
@@ -359,64 +294,41 @@ def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_
         assert not torch.equal(first, second)
 
 
-def _in_groups(state, config, seed, dtype):
-    return run(state, config, seed, dtype, own_group(), recompute="layers")
+def test_a_number_of_ranks_that_cannot_share_the_model_is_refused_on_each_with_those_that_can(ran):
+    for (message,) in (result["refused"] for result in ran):
+        assert (
+            ("num_heads=2 can't be divided over 4 ranks" in message) == ("Use p in 1, 2." in message) == (len(ran) == 4)
+        )
 
 
-def test_two_groups_side_by_side_are_two_models():
-    case = CASES[2]
-    theirs = expected(case)
-    for rank, result in enumerate(launch(_in_groups, 4, args=given(*case))):
-        assert_close(result["logits"], theirs["logits"], 1e-9)
-        assert result["losses"] == pytest.approx(theirs["losses"], abs=1e-9)
-        for name, gradient in result["gradients"].items():
-            assert_close(gradient, part(case[0], name, theirs["gradients"], rank // 2, 2), 1e-9)
+# On one process
 
 
-def _in_bfloat16(state, config, float32_residual):
-    model = make(state, config, torch.bfloat16, float32_residual=float32_residual)
-    seen = []
-    model.layers[1].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    logits = model(tokens(0)[0], gather=True)
-    loss = model(*tokens(0))
-    loss.backward()
-    return seen[0], logits.detach(), loss.item()
+def test_a_target_that_is_to_be_ignored_counts_for_nothing():
+    ids, targets = tokens(0)[0], tokens(1)[1].clamp(min=0)
+    ignored = targets[0, 0].item()
+    logits = expected("gpt2")["logits"]
+    right = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignored)
+    assert_close(make(*given("gpt2")[:2])(ids, targets, ignore_index=ignored), right, 1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bfloat16_model_may_keep_its_residual_in_float32(kind):
-    state, config, *_ = given(kind, 0, torch.float64)
-    for float32_residual, dtype in ((False, torch.bfloat16), (True, torch.float32)):
-        seen, logits, loss = launch(_in_bfloat16, 2, args=(state, config, float32_residual))[1]
-        assert seen == dtype
-        assert logits.dtype == torch.bfloat16
-        assert loss == pytest.approx(expected((kind, 0, torch.float64))["losses"][0], rel=0.05)
-
-
-def _under_autocast(state, config):
-    model = make(state, config, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(*tokens(0))
-    loss.backward()
-    return loss, {name: p.grad for name, p in model.named_parameters()}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_under_autocast_it_trains_with_gradients_in_float32(kind):
-    state, config, *_ = given(kind, 0, torch.float32)
-    theirs = expected((kind, 0, torch.float32))
-    for rank, (loss, gradients) in enumerate(launch(_under_autocast, 2, args=(state, config))):
-        assert loss.dtype == torch.float32
-        assert loss.item() == pytest.approx(theirs["losses"][0], rel=0.02)
-        for name, gradient in gradients.items():
-            right = part(kind, name, theirs["gradients"], rank, 2)
-            assert gradient.dtype == torch.float32
-            assert (gradient - right).norm() < 0.2 * right.norm() + 1e-3, name
+def test_recomputation_keeps_less():
+    state, config, *_ = given("gpt2")
+    kept = []
+    for recompute in ("nothing", "attention", "layers"):
+        model, sizes = make(state, dataclasses.replace(config, dropout=0.2), recompute=recompute), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
+            model(*tokens(0), rng=seed_all(11))
+        kept.append(sum(sizes))
+    everything, without_scores, inputs_only = kept
+    assert inputs_only < everything / 2
+    assert inputs_only < without_scores < everything
+    with pytest.raises(ValueError, match="'scores' is not one of 'nothing', 'attention', 'layers'"):
+        ParallelGPT(config, recompute="scores")
 
 
 def test_a_key_padding_mask_hides_padding_from_every_token():
-    state, config, *_ = given("llama", 0, torch.float64)
-    model = make(state, config)
+    model = make(*given("llama")[:2])
     ids = tokens(0)[0]
     padding = torch.zeros(BATCH, SEQUENCE, dtype=torch.bool)
     padding[1, :3] = True
@@ -455,7 +367,12 @@ def test_every_option_reaches_its_place(monkeypatch):
     assert bool((learned.positions.weight == 3).all() and (learned.layers[0].mlp.down.weight == 3).all())
 
 
-# Misuse
+def test_a_bfloat16_model_may_keep_its_residual_in_float32():
+    for float32_residual, dtype in ((False, torch.bfloat16), (True, torch.float32)):
+        model, seen = ParallelGPT(CONFIGS["gpt2"], dtype=torch.bfloat16, float32_residual=float32_residual), []
+        model.layers[1].register_forward_hook(lambda module, args, out, seen=seen: seen.append(out.dtype))
+        assert model(tokens(0)[0]).dtype == torch.bfloat16
+        assert seen == [dtype]
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers():
@@ -470,30 +387,14 @@ def test_what_does_not_fit_is_refused_with_the_numbers():
         model(torch.tensor([[1, 2]]), torch.tensor([[40, 2]]))
 
 
-def _make(config):
-    try:
-        ParallelGPT(config)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_a_number_of_ranks_that_cannot_share_the_model_is_refused_on_each_with_those_that_can():
-    config = dataclasses.replace(CONFIGS["gpt2"], num_heads=2)
-    for said in launch(_make, 4, args=(config,)):
-        assert "num_heads=2 can't be divided over 4 ranks" in said
-        assert "Use p in 1, 2." in said
-
-
 # Names and configurations of Hugging Face
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_and_to_hugging_face_undo_each_other_and_share_no_memory(kind):
-    model, options = hugging_face(kind)
-    state = model.state_dict()
-    mine = from_hugging_face(state, gpt_config(options))
-    back = to_hugging_face(mine, gpt_config(options))
+    state, config, *_ = given(kind)
+    mine = from_hugging_face(state, config)
+    back = to_hugging_face(mine, config)
     assert {name: t.shape for name, t in back.items()} == {name: t.shape for name, t in state.items()}
     assert all(torch.equal(back[name], state[name]) for name in state)
     for tensor in mine.values():
@@ -502,8 +403,8 @@ def test_from_and_to_hugging_face_undo_each_other_and_share_no_memory(kind):
 
 
 def test_a_state_dict_that_does_not_fit_is_refused_by_name():
-    model, options = hugging_face("llama")
-    config, state = gpt_config(options), dict(model.state_dict())
+    state, config, *_ = given("llama")
+    state = dict(state)
     with pytest.raises(ValueError, match=r"layers.2.attention_norm.weight should come from model.layers.2.input_lay"):
         from_hugging_face(state, dataclasses.replace(config, num_layers=3))
     with pytest.raises(ValueError, match=r"9 tensors have no place in this Llama: model.layers.1"):
@@ -520,16 +421,3 @@ def test_a_state_dict_that_does_not_fit_is_refused_by_name():
     del state["model.layers.0.self_attn.k_proj.weight"]
     with pytest.raises(ValueError, match=r"layers.0.attention.qkv.weight should come from model.layers.0.self_attn.k"):
         from_hugging_face(state, config)
-
-
-def test_a_configuration_comes_over_with_all_that_decides_the_numbers():
-    mine = gpt_config(hugging_face("llama 1 kv")[1])
-    assert mine == GPTConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_heads=HEADS, num_kv_heads=1, ffn_hidden_size=FFN, vocab_size=VOCAB,
-        seq_length=LENGTH, gated=True, bias=False, tied_embedding=True, learned_positions=False, rotary_base=50.0,
-        norm_eps=1e-4, dropout=0.0,
-    )  # fmt: skip
-    assert gpt_config(hugging_face("gpt2")[1] | {"activation_function": "gelu"}).activation == "gelu"
-    assert gpt_config(hugging_face("gpt2")[1]).activation == "gelu_tanh"
-    old = {k: v for k, v in hugging_face("llama")[1].items() if k != "rope_parameters"} | {"rope_theta": 7.0}
-    assert gpt_config(old).rotary_base == 7.0  # as written before transformers 5

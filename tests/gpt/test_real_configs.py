@@ -43,16 +43,12 @@ def transformers_model(config: dict[str, Any]) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_sizes_are_those_of_transformers_and_version_4s_to_dict_changes_nothing(name):
+@torch.no_grad()
+def test_the_sizes_are_those_of_transformers_and_a_small_model_of_this_configuration_has_their_logits(name, tmp_path):
     with torch.device("meta"):
         theirs = sum(parameter.numel() for parameter in transformers_model(REAL[name]).parameters())
     assert parameter_count(gpt_config(REAL[name])) == theirs
     assert gpt_config(TO_DICT_OF_VERSION_4 | REAL[name]) == gpt_config(REAL[name])
-
-
-@pytest.mark.parametrize("name", REAL)
-@torch.no_grad()
-def test_a_small_model_of_this_configuration_has_the_logits_of_transformers(name, tmp_path):
     config = small(REAL[name])
     torch.manual_seed(0)
     model = transformers_model(config).float().eval()

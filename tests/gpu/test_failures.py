@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -29,18 +30,11 @@ def skips(rank: int) -> None:
         dist.all_reduce(ones(4))
 
 
-def skips_and_returns_a_tensor(rank: int) -> torch.Tensor:
+def skips_and_then(goes_on: Callable[[torch.Tensor], object], rank: int) -> object:
     x = ones(4)
     if rank == 0:
         dist.all_reduce(x)
-    return x
-
-
-def skips_while_the_other_reads(rank: int) -> float:
-    x = ones(4)
-    if rank == 0:
-        dist.all_reduce(x)
-    return float(x.sum())
+    return goes_on(x)
 
 
 def skips_a_functional_one(rank: int) -> torch.Tensor | None:
@@ -76,24 +70,14 @@ def ring(rank: int, sends: bool = True, sends_first: bool = False) -> None:
     float(x.sum())
 
 
-def skips_its_part_of_a_ring(rank: int) -> None:
-    """NCCL doesn't hang here: it fails to open the first connection between the two ranks."""
-    ring(rank, sends=rank == 0)
+def skips_its_part_of_a_ring(rank: int, sends_first: bool = False, later: bool = False) -> None:
+    """NCCL doesn't hang in the first ring: it fails to open the connection between the two ranks.
 
-
-def skips_its_part_of_a_ring_that_sends_first(rank: int) -> None:
-    ring(rank, sends=rank == 0, sends_first=True)
-
-
-def skips_its_part_of_a_later_ring(rank: int) -> None:
-    ring(rank)
-    ring(rank, sends=rank == 0)
-
-
-def skips_its_part_of_a_later_ring_that_sends_first(rank: int) -> None:
-    """The send that is listed first has all that it needs. Only the receive waits."""
-    ring(rank)
-    ring(rank, sends=rank == 0, sends_first=True)
+    In a later ring that lists the send first, the send has all that it needs. Only the receive waits.
+    """
+    if later:
+        ring(rank)
+    ring(rank, sends=rank == 0, sends_first=sends_first)
 
 
 def both_receive_first(rank: int) -> float:
@@ -111,21 +95,27 @@ def kinds_differ(rank: int) -> None:
     dist.broadcast(ones(2), 0) if rank else dist.all_reduce(ones(2))
 
 
-FLAT = "([4] float32, sum)"
-DEADLOCKS: dict[Callable[[int], object], str] = {
-    skips: f"rank 1 never joined all_reduce #2 {FLAT}; rank 0 is waiting in it.",
-    skips_and_returns_a_tensor: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
-    skips_while_the_other_reads: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
-    skips_a_functional_one: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
-    skips_after_a_slow_step: f"rank 1 never joined all_reduce #3 {FLAT}; rank 0 is waiting in it.",
-    skips_its_part_of_a_ring: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1",
-    skips_its_part_of_a_ring_that_sends_first: "rank 1 never sends to rank 0 (message #1)",
-    skips_its_part_of_a_later_ring: "rank 1 never sends to rank 0 (message #2)",
-    skips_its_part_of_a_later_ring_that_sends_first: "rank 1 never sends to rank 0 (message #2)",
-    two_groups_in_another_order: f"rank 0 never joined all_reduce #1 {FLAT}",
-    both_receive_first: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([4]",
-    shapes_differ: "collective #1 is not the same on all ranks",
-    kinds_differ: "collective #1 is not the same on all ranks",
+JOINED = "rank 1 never joined all_reduce #{} ([4] float32, sum); rank 0 is waiting in it."
+SENDS = "rank 1 never sends to rank 0 (message #{})"
+RECEIVES = "; rank 0 is waiting in recv from rank 1"
+RING = skips_its_part_of_a_ring
+DEADLOCKS: dict[str, tuple[Callable[[int], object], str]] = {
+    "skips": (skips, JOINED.format(2)),
+    "skips and returns a tensor": (partial(skips_and_then, torch.Tensor.detach), JOINED.format(1)),
+    "skips while the other reads": (partial(skips_and_then, torch.Tensor.tolist), JOINED.format(1)),
+    "skips a functional one": (skips_a_functional_one, JOINED.format(1)),
+    "skips after a slow step": (skips_after_a_slow_step, JOINED.format(3)),
+    "skips its part of a ring": (RING, SENDS.format(1) + RECEIVES),
+    "skips its part of a ring that sends first": (partial(RING, sends_first=True), SENDS.format(1)),
+    "skips its part of a later ring": (partial(RING, later=True), SENDS.format(2)),
+    "skips its part of a later ring that sends first": (partial(RING, sends_first=True, later=True), SENDS.format(2)),
+    "two groups in another order": (
+        two_groups_in_another_order,
+        "rank 0 never joined all_reduce #1 ([4] float32, sum)",
+    ),
+    "both receive first": (both_receive_first, SENDS.format(1) + RECEIVES + " ([4]"),
+    "shapes differ": (shapes_differ, "collective #1 is not the same on all ranks"),
+    "kinds differ": (kinds_differ, "collective #1 is not the same on all ranks"),
 }
 
 
@@ -133,7 +123,7 @@ def on_this_rank(program: Callable[[int], object]) -> object:
     return program(dist.get_rank())
 
 
-@pytest.mark.parametrize(("program", "says"), DEADLOCKS.items(), ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("program", "says"), DEADLOCKS.values(), ids=DEADLOCKS)
 def test_ranks_that_wait_forever_are_named(program: Callable[[int], object], says: str) -> None:
     check_is_open(over_nccl(2))
     with pytest.raises(Deadlock) as caught:  # another error fails the test with its full text

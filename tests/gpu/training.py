@@ -1,4 +1,4 @@
-"""Cases: gradients over replicas, ZeRO, three dimensions, pipelines, checkpoints."""
+"""Cases: gradients over replicas, ZeRO, checkpoints. Grids and pipelines have files of their own."""
 
 import shutil
 import tempfile
@@ -11,19 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.gpu.models import GPT2, plain_gpt
 from tests.gpu.subject import DOUBLE, SINGLE, Case, Place, Tensors, of_weights, random_weights
 from tplab import plain
 from tplab.checkpoint.sharded import load_sharded, save_sharded
-from tplab.cluster.three_dimensions import Training3D
 from tplab.data.data_parallel import DataParallel
-from tplab.data.grid import Grid
 from tplab.data.zero import ZeRO1, ZeRO2
 from tplab.data.zero3 import ZeRO3
-from tplab.pipeline.executor import Pipeline
-from tplab.pipeline.schedules import gpipe, one_f_one_b, zero_bubble
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
-from tplab.tensor.mappings import all_gather
 from tplab.tensor.mlp import ParallelMLP
 
 ROWS, IN, OUT, STEPS = 4, 24, 7, 3
@@ -99,96 +93,6 @@ def _zero_case(stage: int, options: dict[str, Any], dtypes: tuple[torch.dtype, .
     return Case(partial(_zero, stage, options), partial(_zero_plainly, options), dtypes=dtypes)
 
 
-# A GPT on a grid: losses and norms of three steps, on the same batch
-
-
-def _batch(place: Place) -> list[Tensor]:
-    return [place.integers(GPT2.vocab_size, (8, GPT2.seq_length), seed) for seed in range(2)]
-
-
-def _weights(place: Place) -> Tensors:
-    return random_weights(plain_gpt(GPT2), place, 8)
-
-
-def _on_a_grid(dimension: str, place: Place) -> Tensors:
-    p = dist.get_world_size()
-    micro_batches = 8 // p if dimension == "dp" else 4
-    size = 1 if dimension == "dp" else 2
-    training = Training3D(
-        GPT2, Grid(**{dimension: p}), torch.optim.SGD, micro_batches=micro_batches, micro_batch_size=size,
-        max_norm=0.5, dtype=place.dtype, lr=0.2,
-    )  # fmt: skip
-    own = dict(training.stage.named_parameters())
-    whole = _weights(place)
-    wanted = {name: whole[name] for name in own}
-    load_full_state_dict(training.stage, wanted, training.mesh.get_group("tp"), strict=False)
-    losses, norms = [], []
-    for _ in range(STEPS):
-        losses.append(training.step(*_batch(place)))
-        assert training.norm is not None
-        norms.append(float(training.norm))
-    return {"losses": torch.tensor(losses, device=place.device), "norms": torch.tensor(norms, device=place.device)}
-
-
-def _on_one(place: Place) -> Tensors:
-    weights = {name: weight.requires_grad_() for name, weight in _weights(place).items()}
-    optimizer = torch.optim.SGD(weights.values(), lr=0.2)
-    losses, norms = [], []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = of_weights(plain_gpt(GPT2))(weights, *_batch(place))
-        loss.backward()
-        norms.append(float(nn.utils.clip_grad_norm_(weights.values(), 0.5)))
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return {"losses": torch.tensor(losses, device=place.device), "norms": torch.tensor(norms, device=place.device)}
-
-
-# A pipeline of plain layers, one on each rank
-
-
-def _stage_weight(place: Place, rank: int) -> Tensor:
-    return place.random((IN, IN), "stage", rank) / 4
-
-
-def _micro_batches(place: Place, count: int) -> tuple[list[Tensor], list[Tensor]]:
-    inputs = [place.random((ROWS, IN), "x", k) for k in range(count)]
-    return inputs, [place.random((ROWS, IN), "target", k) for k in range(count)]
-
-
-def _squares(y: Tensor, target: Tensor) -> Tensor:
-    return ((y - target) ** 2).sum()
-
-
-def _pipelined(schedule: Any, place: Place) -> Tensors:
-    rank, p = dist.get_rank(), dist.get_world_size()
-    stage = nn.Sequential(nn.Linear(IN, IN, bias=False, **place.options), nn.Tanh())
-    with torch.no_grad():
-        stage[0].weight.copy_(_stage_weight(place, rank))
-    pipeline = Pipeline(
-        [stage], schedule(p, 2 * p), shape=(ROWS, IN), loss_sum=_squares, count=Tensor.numel, dtype=place.dtype,
-        device=place.device,
-    )  # fmt: skip
-    inputs, targets = _micro_batches(place, 2 * p)
-    loss = pipeline.step(inputs, targets)
-    shared = torch.zeros((), **place.options) if loss is None else loss.detach().clone()
-    dist.broadcast(shared, p - 1)
-    assert stage[0].weight.grad is not None
-    return {"loss": shared, "gradients": torch.stack(all_gather(stage[0].weight.grad))}
-
-
-def _in_a_row(place: Place) -> Tensors:
-    p = dist.get_world_size()
-    weights = [_stage_weight(place, rank).requires_grad_() for rank in range(p)]
-    inputs, targets = (torch.cat(parts) for parts in _micro_batches(place, 2 * p))
-    y = inputs
-    for weight in weights:
-        y = torch.tanh(y @ weight.T)
-    loss = _squares(y, targets) / targets.numel()
-    loss.backward()
-    return {"loss": loss, "gradients": torch.stack([weight.grad for weight in weights if weight.grad is not None])}
-
-
 # A checkpoint: trained, saved, loaded into another model, trained on
 
 
@@ -238,10 +142,5 @@ CASES: dict[str, Case] = {
     "zero 2": _zero_case(2, SGD),
     "zero 3": _zero_case(3, SGD),
     "zero 3, adamw": _zero_case(3, ADAMW, (DOUBLE,)),
-    "grid: tensor parallel": Case(partial(_on_a_grid, "tp"), _on_one, dtypes=FULL),
-    "grid: replicas": Case(partial(_on_a_grid, "dp"), _on_one, dtypes=FULL),
-    "pipeline, gpipe": Case(partial(_pipelined, gpipe), _in_a_row, messages=True),
-    "pipeline, 1F1B": Case(partial(_pipelined, one_f_one_b), _in_a_row, messages=True, dtypes=FULL),
-    "pipeline, zero bubble": Case(partial(_pipelined, zero_bubble), _in_a_row, messages=True, dtypes=FULL),
     "checkpoint": Case(_resumed, _never_stopped, dtypes=FULL),
 }

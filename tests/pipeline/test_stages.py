@@ -1,34 +1,33 @@
-"""Pipeline with a GPT in stages, tensor parallelism inside each, and beside torch's own executor.
+"""A GPT in stages, with tensor parallelism inside each: loss, gradients and text are those of the whole model.
 
-The reference of the GPT is ParallelGPT on one process, which other tests hold to Hugging Face's.
+The reference is ParallelGPT on one process, which other tests hold to Hugging Face's. One launch runs all programs, on
+two stages of two ranks each.
 """
 
 import dataclasses
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
+from torch.distributed.device_mesh import DeviceMesh
 
-from tests.reference import assert_close, random
+from tests.gpt.random_models import VOCAB, hugging_face, their_text
+from tests.gpt.test_generation import NEW, given, prompt
+from tests.gpt.test_generation import make as make_gpt
+from tests.reference import assert_close
 from tplab import launch
+from tplab.data.grid import mesh
+from tplab.gpt.generation import generate
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline
+from tplab.pipeline.generation import PipelinedGPT
 from tplab.pipeline.p2p import Channels
-from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from tplab.pipeline.schedules import interleaved, one_f_one_b, zero_bubble
 from tplab.pipeline.stages import gpt_stages
 from tplab.sequence.gpt import SequenceParallelGPT
 from tplab.tensor.rng import seed_all
 
-HIDDEN, BATCH, LENGTH = 6, 2, 3
-SHAPE, DTYPE = (BATCH, LENGTH, HIDDEN), torch.float64
-
-
-# A GPT in stages, with tensor parallelism inside each
-
-
+DTYPE = torch.float64
 GPT = GPTConfig(num_layers=4, hidden_size=8, num_heads=2, vocab_size=37, seq_length=6, dropout=0.0)
 UNTIED = dataclasses.replace(GPT, tied_embedding=False, learned_positions=False, bias=False, gated=True)
 GPT_CASES = [
@@ -61,12 +60,56 @@ def _gpt(tp, channels, config, schedule, options):
     return loss, {name: (p.grad, getattr(p, "tensor_parallel", None)) for name, p in parameters}
 
 
-def _gpts():
-    rank = dist.get_rank()
-    tp = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
-    pp = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
-    channels = Channels(pp)
-    return [_gpt(tp, channels, *case) for case in GPT_CASES]
+def _parts_of_a_sequence(tp):
+    """Loss and gradients of a sequence-parallel GPT, and of its stages, which exchange only this rank's tokens."""
+    found = []
+    ids, target = torch.randint(0, GPT.vocab_size, (2, 2, 6), generator=torch.Generator().manual_seed(3))
+
+    def made():
+        seed_all(5, tp)
+        return SequenceParallelGPT(dataclasses.replace(GPT, dropout=0.3), dtype=DTYPE, group=tp)
+
+    for cuts in ([4], [3, 1]):
+        stages, x, shapes = gpt_stages(made(), cuts, rng=seed_all(7, tp)), ids, []
+        for stage in stages:
+            x = stage(x)
+            shapes.append(list(x.shape))
+        loss = stages[-1].loss_sum(x, target) / target.numel()
+        loss.backward()
+        named: dict = {}
+        for stage in stages:
+            for name, parameter in stage.named_parameters():
+                named[name] = named.get(name, 0) + parameter.grad
+        found.append((loss.detach(), named, shapes))
+    model = made()
+    loss = model(ids, target, rng=seed_all(7, tp))
+    loss.backward()
+    return found, (loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+def drawn(model):
+    generator = torch.Generator().manual_seed(5)
+    return generate(model, prompt(), NEW, temperature=0.8, top_k=20, generator=generator)
+
+
+def _texts(models, grid: DeviceMesh):
+    found = {}
+    for kind, model in models.items():
+        stage = gpt_stages(make_gpt(*model, grid.get_group("tp")), 2)[grid.get_local_rank("pp")]
+        writer = PipelinedGPT(stage, grid.get_group("pp"))
+        found[kind] = generate(writer, prompt(), NEW), drawn(writer)
+    return found
+
+
+def _everything(models):
+    grid = mesh(pp=2, tp=2)
+    tp, channels = grid.get_group("tp"), Channels(grid.get_group("pp"))
+    return [_gpt(tp, channels, *case) for case in GPT_CASES], _parts_of_a_sequence(tp), _texts(models, grid)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return launch(_everything, 4, args=({kind: given(kind) for kind in ("gpt2", "llama 3.1")},), timeout=250)
 
 
 def whole_gpt(config, m):
@@ -81,13 +124,12 @@ def whole_gpt(config, m):
     return loss.item(), gradients
 
 
-def test_a_gpt_in_two_stages_of_two_ranks_each_equals_the_whole_one():
-    results = launch(_gpts, 4, timeout=200)
+def test_a_gpt_in_two_stages_of_two_ranks_each_equals_the_whole_one(ranks):
     for number, (config, schedule, _) in enumerate(GPT_CASES):
         loss, whole = whole_gpt(config, schedule.micro_batches)
         seen = set()
-        for rank, result in enumerate(results):
-            mine, gradients = result[number]
+        for rank, result in enumerate(ranks):
+            mine, gradients = result[0][number]
             assert (mine is None) if rank < 2 else (mine.item() == pytest.approx(loss, abs=1e-10))
             for name, (gradient, sharding) in gradients.items():
                 expected = whole[name] if sharding is None else sharding.shard(whole[name], rank % 2, 2)
@@ -123,39 +165,24 @@ def test_stages_one_after_the_other_are_the_whole_model(dropout, options):
     assert torch.equal(x, whole)
 
 
-def _with_sequence_parallelism():
-    """Loss and gradients of a sequence-parallel GPT, and of its stages, which exchange only this rank's tokens."""
-    found = []
-    ids, target = torch.randint(0, GPT.vocab_size, (2, 2, 6), generator=torch.Generator().manual_seed(3))
-    for cuts in ([4], [3, 1]):
-        seed_all(5)
-        model = SequenceParallelGPT(dataclasses.replace(GPT, dropout=0.3), dtype=DTYPE)
-        stages, x, shapes = gpt_stages(model, cuts, rng=seed_all(7)), ids, []
-        for stage in stages:
-            x = stage(x)
-            shapes.append(list(x.shape))
-        loss = stages[-1].loss_sum(x, target) / target.numel()
-        loss.backward()
-        named: dict = {}
-        for stage in stages:
-            for name, parameter in stage.named_parameters():
-                named[name] = named.get(name, 0) + parameter.grad
-        found.append((loss.detach(), named, shapes))
-    seed_all(5)
-    model = SequenceParallelGPT(dataclasses.replace(GPT, dropout=0.3), dtype=DTYPE)
-    loss = model(ids, target, rng=seed_all(7))
-    loss.backward()
-    return found, (loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()})
-
-
-def test_stages_of_a_sequence_parallel_model_drop_and_compute_the_same_as_all_of_it():
-    for of_stages, (loss, gradients) in launch(_with_sequence_parallelism, 2, timeout=120):
+def test_stages_of_a_sequence_parallel_model_drop_and_compute_the_same_as_all_of_it(ranks):
+    for of_stages, (loss, gradients) in (result[1] for result in ranks):
         for own_loss, own_gradients, _ in of_stages:
             assert_close(own_loss, loss)
             assert own_gradients.keys() == gradients.keys()
             for name, gradient in gradients.items():
                 assert_close(own_gradients[name], gradient)
         assert of_stages[1][2] == [[2, 3, 8], [2, 6, 128]]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama 3.1"])
+def test_stages_generate_the_text_of_the_whole_model(kind, ranks):
+    greedy, alone = their_text(hugging_face(kind), prompt(), NEW), drawn(make_gpt(*given(kind)))
+    assert not torch.equal(alone, greedy)
+    assert int(alone.max()) < VOCAB
+    for result in ranks:
+        assert torch.equal(result[2][kind][0], greedy)
+        assert torch.equal(result[2][kind][1], alone)
 
 
 def test_layers_that_cannot_be_divided_are_refused():
@@ -168,55 +195,5 @@ def test_layers_that_cannot_be_divided_are_refused():
         gpt_stages(model, [4, 0])
     with pytest.raises(ValueError, match="7 tokens are more than seq_length=6"):
         gpt_stages(model, [1, 3])[0](torch.zeros(1, 7, dtype=torch.long))
-
-
-# torch.distributed.pipelining, an executor that others wrote
-
-
-def _block(number):
-    block = nn.Sequential(nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE), nn.Tanh())
-    block[0].weight.data, block[0].bias.data = random((HIDDEN, HIDDEN), "w", number), random((HIDDEN,), "b", number)
-    return block
-
-
-def _theirs_and_ours():
-    from torch.distributed import pipelining
-
-    rank, p, m = dist.get_rank(), dist.get_world_size(), 4
-    schedules = {
-        pipelining.ScheduleGPipe: gpipe(p, m),
-        pipelining.Schedule1F1B: one_f_one_b(p, m),
-        pipelining.ScheduleInterleaved1F1B: interleaved(p, m, 2),
-    }
-    x, target = random((m * BATCH, LENGTH, HIDDEN), "x"), random((m * BATCH, LENGTH, HIDDEN), "target")
-    found, channels = [], Channels()
-    for theirs, schedule in schedules.items():
-        numbers = [schedule.stage(rank, chunk) for chunk in range(schedule.chunks)]
-        blocks = [_block(number) for number in numbers]
-        stages = [
-            pipelining.PipelineStage(block, number, schedule.stages, torch.device("cpu"))
-            for block, number in zip(blocks, numbers, strict=True)
-        ]
-        runner = theirs(stages if schedule.chunks > 1 else stages[0], m, loss_fn=F.mse_loss)
-        losses: list[torch.Tensor] = []
-        runner.step(*([x] if rank == 0 else []), **({"target": target, "losses": losses} if rank == p - 1 else {}))
-        gradients = [parameter.grad for block in blocks for parameter in block.parameters()]
-
-        blocks = [_block(number) for number in numbers]
-        pipeline = Pipeline(
-            blocks, schedule, shape=SHAPE, dtype=DTYPE, count=torch.numel,
-            loss_sum=lambda y, t: F.mse_loss(y, t, reduction="sum"), channels=channels,
-        )  # fmt: skip
-        loss = pipeline.step(x.chunk(m), target.chunk(m))
-        own = [parameter.grad for block in blocks for parameter in block.parameters()]
-        found.append((loss, sum(losses) / m if losses else None, gradients, own))
-    return found
-
-
-def test_torchs_own_schedules_give_the_same():
-    for rank, results in enumerate(launch(_theirs_and_ours, 2, timeout=200)):
-        for loss, their_loss, theirs, ours in results:
-            if rank == 1:
-                assert_close(loss, their_loss)
-            for gradient, expected in zip(ours, theirs, strict=True):
-                assert_close(gradient, expected)
+    with pytest.raises(ValueError, match="the next token of a text can't be split"):
+        PipelinedGPT(gpt_stages(SequenceParallelGPT(GPT), 2)[0], None)

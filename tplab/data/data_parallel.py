@@ -64,8 +64,6 @@ class DataParallel:
                     (DDP's `bucket_cap_mb`)
     average         whether to average the gradients over the ranks. If False, they are summed. Then zero them before
                     each step, because otherwise the result of an earlier `finish` is summed again
-    reduce_dtype    the dtype to sum in; None means the gradients' own dtype. With float32, no digits are lost when the
-                    gradients of a bfloat16 model are summed over many ranks (Megatron's `grad_reduce_in_fp32`)
     group           the ranks that have the same part of the model, and no others
 
     A parameter that no rank used in a step gets a gradient of zero, so an optimizer's momentum and weight decay still
@@ -85,11 +83,10 @@ class DataParallel:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         average: bool = True,
-        reduce_dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
         self.group, self.world_size = group, rank_and_size(group)[1]
-        self.average, self.reduce_dtype = average, reduce_dtype
+        self.average = average
         start_alike(model.named_parameters(), group)
         broadcast(model.buffers(), group)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -136,7 +133,7 @@ class DataParallel:
             numbers = vector.split([parameter.numel() for parameter in bucket])
             for parameter, gradient in zip(bucket, numbers, strict=True):
                 if parameter.requires_grad:  # it may have been frozen in the meantime
-                    parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
+                    parameter.grad = gradient.view_as(parameter)
             clear_taken(bucket)
         self._arrived, self._travelling = set(), []
 
@@ -169,7 +166,6 @@ class DataParallel:
             parameter.grad = None
         mark_taken(bucket, "DataParallel is still summing it over the replicas: call its finish() first")
         vector = torch.cat([gradient.detach().flatten() for gradient in gradients])
-        vector = vector.to(self.reduce_dtype or vector.dtype)
         if self.average:
             vector /= self.world_size
         work = None if self.world_size == 1 else dist.all_reduce(vector, group=self.group, async_op=True)

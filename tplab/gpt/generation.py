@@ -12,7 +12,7 @@ a broadcast of b ids if tokens are sampled.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,6 @@ def generate(
     prompt: Tensor,
     max_new_tokens: int,
     *,
-    prompt_lengths: Sequence[int] | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     stop_id: int | None = None,
@@ -36,7 +35,6 @@ def generate(
 ) -> Tensor:
     """Continue the prompts [b, s]. Returns the texts [b, s + max_new_tokens], the same on every rank.
 
-    prompt_lengths    the length of each prompt, if they differ; tokens after the end of a prompt are overwritten
     temperature       0: always the best token (greedy); otherwise, sample from softmax(logits / temperature)
     top_k             sample only from the k best tokens
     stop_id           after a text's first generated stop_id, fill the text up with it; return early once all have one
@@ -47,11 +45,10 @@ def generate(
     ValueError for invalid arguments.
     """
     columns = list(stream(
-        model, prompt, max_new_tokens, prompt_lengths=prompt_lengths, temperature=temperature, top_k=top_k,
-        stop_id=stop_id, vocab_size=vocab_size, generator=generator,
+        model, prompt, max_new_tokens, temperature=temperature, top_k=top_k, stop_id=stop_id, vocab_size=vocab_size,
+        generator=generator,
     ))  # fmt: skip
-    start = min(prompt_lengths or [prompt.shape[1]])
-    return torch.cat([prompt[:, :start], *(column[:, None] for column in columns)], 1)
+    return torch.cat([prompt, *(column[:, None] for column in columns)], 1)
 
 
 @torch.no_grad()
@@ -60,7 +57,6 @@ def stream(
     prompt: Tensor,
     max_new_tokens: int,
     *,
-    prompt_lengths: Sequence[int] | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     stop_id: int | None = None,
@@ -69,28 +65,23 @@ def stream(
 ) -> Iterator[Tensor]:
     """Yield the columns [b] that `generate` adds to the prompts, one after the other, as soon as each is known.
 
-    If the prompts have different lengths, the first column is the one after the shortest prompt. All ranks must take
-    the same number of columns, because each column needs collectives.
+    All ranks must take the same number of columns, because each column needs collectives.
     """
-    lengths = _check(prompt, max_new_tokens, prompt_lengths, temperature, top_k)
+    _check(prompt, max_new_tokens, temperature, top_k)
     b, s = prompt.shape
-    start, stop = min(lengths), s + max_new_tokens
-    known = torch.tensor(lengths, device=prompt.device)  # [b]
     done = torch.zeros(b, dtype=torch.bool, device=prompt.device)
     was_training = model.training
     model.eval()
     try:
-        cache = model.new_cache(b, stop)
-        new = prompt[:, :start]  # tokens whose keys and values aren't in the cache yet
-        for place in range(start, stop):
+        cache = model.new_cache(b, s + max_new_tokens)
+        new = prompt  # tokens whose keys and values aren't in the cache yet
+        for _ in range(max_new_tokens):
             x = model.features(new, cache=cache)[:, -1]  # [b, h]
             token = choose(model, model.logits(x), temperature, top_k, vocab_size, generator)  # [b]
             if stop_id is not None:
                 token = token.masked_fill(done, stop_id)
-            if place < s:
-                token = torch.where(place < known, prompt[:, place], token)
             yield token
-            done |= (token == stop_id) & (place >= known) if stop_id is not None else done
+            done |= token == stop_id if stop_id is not None else done
             if done.all():
                 return
             new = token[:, None]
@@ -141,9 +132,7 @@ def candidates(
     return values[:, :k], ids.gather(1, order[:, :k])
 
 
-def _check(
-    prompt: Tensor, max_new_tokens: int, lengths: Sequence[int] | None, temperature: float, top_k: int | None
-) -> list[int]:
+def _check(prompt: Tensor, max_new_tokens: int, temperature: float, top_k: int | None) -> None:
     if prompt.dim() != 2 or not prompt.numel() or prompt.is_floating_point():
         raise ValueError(f"prompt {list(prompt.shape)} {prompt.dtype} should be ids [b, s], with one token at least")
     if max_new_tokens < 0:
@@ -152,9 +141,3 @@ def _check(
         raise ValueError(f"temperature={temperature} should be 0 (the best token) or a larger, finite number")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} should be 1 or more, or None for the whole vocabulary")
-    b, s = prompt.shape
-    if lengths is None:
-        return [s] * b
-    if len(lengths) != b or not all(1 <= length <= s for length in lengths):
-        raise ValueError(f"prompt_lengths {list(lengths)} should be {b} numbers from 1 to {s}, for prompts [{b}, {s}]")
-    return [int(length) for length in lengths]
