@@ -80,6 +80,7 @@ def test_a_rank_that_dies_is_named_and_the_rank_that_lost_it_is_not_blamed(how: 
     error = fails(exits(how))
     assert error.rank == 1
     assert says in str(error)
+    assert ("rank 1 was ended by SIGSEGV" in str(error)) == (how is crashes)
     assert "rank 0: is waiting in all_reduce #2 ([2] float32, sum), called at" in str(error)
     assert "Connection" not in str(error)
 

@@ -79,7 +79,7 @@ PICTURES = {
     "lines only": lambda: viz.times({"ring": LINKS["a"], "tree": LINKS["here"]}),
     **{
         f"recorded, p = {p}, step {step}": lambda p=p, step=step: viz.ring_run(made_up(p))[step]
-        for p, step in ((2, 0), (3, 1), (4, 4), (6, 10), (8, 8))
+        for p, step in ((2, 0), (4, 4), (8, 8))
     },
     "to the left, with a note": lambda: viz.ring_run(made_up(4, "tplab's ring_all_reduce", NOTE, left=True))[3],
 }
