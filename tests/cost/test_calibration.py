@@ -15,17 +15,17 @@ LLAMA = dataclasses.replace(SMALL, gated=True, bias=False, num_kv_heads=2, ffn_h
 CONFIGS = [SMALL, dataclasses.replace(SMALL, dropout=0.1), LLAMA]
 
 
-def measure(p: int) -> list[Kernels]:
-    return [measure_kernels(config, 2, p, rounds=1, parameters=100) for config in CONFIGS]
+def measure(config: GPTConfig, p: int) -> Kernels:
+    return measure_kernels(config, 2, p, rounds=1, parameters=100)
 
 
 def test_each_kernel_takes_time_and_only_several_ranks_send():
-    for p, of_configs in ((1, measure(1)), *((2, found) for found in launch(measure, 2, args=(2,)))):
-        for found in of_configs:
-            times = [*found.matmuls, *found.elementwise, *found.attention, found.output, found.optimizer]
-            assert min(times) > 0
-            assert (found.summed == found.beside == Line()) == (p == 1)
-            assert min(found.summed.call, found.summed.byte, found.beside.call, found.beside.byte) >= 0
+    alone = [(1, measure(config, 1)) for config in CONFIGS]
+    for p, found in (*alone, *((2, found) for found in launch(measure, 2, args=(LLAMA, 2)))):
+        times = [*found.matmuls, *found.elementwise, *found.attention, found.output, found.optimizer]
+        assert min(times) > 0
+        assert (found.summed == found.beside == Line()) == (p == 1)
+        assert min(found.summed.call, found.summed.byte, found.beside.call, found.beside.byte) >= 0
 
 
 def test_the_measured_matmuls_are_those_of_one_rank():
