@@ -196,6 +196,7 @@ def two_groups():
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     rank = dist.get_rank()
     mine = groups[rank // 2]
+    share_memory(None, 0)
     assert share_memory(mine, LARGEST)
     x, everywhere = torch.full((6000,), float(rank)), torch.full((6000,), float(rank))
     _, count = taken(lambda: (dist.all_reduce(x, group=mine), dist.all_reduce(everywhere)))
