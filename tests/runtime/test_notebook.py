@@ -148,14 +148,3 @@ def test_errors_and_warnings_under_the_magic_name_the_cell_and_its_line(book: No
 
 def test_import_tplab_starts_the_server_so_the_first_launch_finds_it_warm(book: Notebook) -> None:
     assert len(psutil.Process(book.manager.provisioner.pid).children()) == 1
-
-
-def test_no_rank_outlives_a_kernel_that_is_killed() -> None:
-    with notebook() as book:
-        stuck = "def stuck():\n    print('begun', flush=True)\n    time.sleep(1000)\n"
-        book.wait_until_shown(book.start(f"{stuck}tplab.launch(stuck, 2, timeout=None)"), "[rank 1] begun")
-        processes = descendants(book)
-        assert len(processes) >= 3
-        psutil.Process(book.manager.provisioner.pid).kill()
-        _, alive = psutil.wait_procs(processes, timeout=60)
-        assert not alive
