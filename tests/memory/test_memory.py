@@ -318,14 +318,6 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(pp, m, v) -> None:
     assert [micro_batches_in_flight(config, layout, stage) * v for stage in range(pp)] == pytest.approx(played)
 
 
-@pytest.mark.parametrize(("name", "pp"), [("175B", 8), ("530B", 35)])
-def test_interleaving_needs_more_activations_by_the_factor_of_korthikanti(name, pp) -> None:
-    """1 + (pp-1)/(pp v) on the first stage, Korthikanti et al. 2022, section 4.2.3."""
-    config = replace(SMALL, num_layers=3 * pp, dropout=0.0)
-    plain, chunks = (bill(config, Layout(pp=pp, micro_batches=4 * pp, chunks=v), stage=0).activations for v in (1, 3))
-    assert chunks / plain == pytest.approx(1 + (pp - 1) / (3 * pp))
-
-
 # The bill of one GPU
 
 
