@@ -101,12 +101,6 @@ def test_the_next_best_is_as_fast_after_the_change_and_not_yet_after_half_of_it(
     assert gap(change.factor) == pytest.approx(0, abs=0.02 * gpt_3_plans[0].time.total)
 
 
-def test_a_change_is_said_in_words():
-    assert str(Change("batch", 3)) == "with 3 times the batch"
-    assert str(Change("the GPUs' memory", 0.25)) == "if the GPUs' memory were 4 times as slow"
-    assert str(Change("the GPUs' memory", 1.5)) == "if the GPUs' memory were 1.5 times as fast"
-
-
 def test_no_change_helps_a_layout_that_does_the_same_and_more(gpt_3_plans):
     """With the layers recomputed, a step of the same layout is longer on every machine and with every batch."""
     slower = next(

@@ -59,16 +59,30 @@ def _one_after_the_other(folder):
     return losses, evaluated, extras
 
 
-def test_a_run_goes_on_with_another_grid_and_zero_stage(tmp_path):
+def _on_four(folder):
+    return _one_after_the_other(folder), _resumed(folder), _seeds()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("four")
+
+
+@pytest.fixture(scope="module")
+def four(folder):
+    return launch(_on_four, 4, args=(folder,), timeout=280)
+
+
+def test_a_run_goes_on_with_another_grid_and_zero_stage(four, folder):
     assert len(RUNS) == STEPS
     losses, _, whole = one_process(MAX_NORM)
-    for found, evaluated, extras in launch(_one_after_the_other, 4, args=(tmp_path,), timeout=200):
+    for found, evaluated, extras in (on_rank[0] for on_rank in four):
         assert found == pytest.approx(losses, abs=1e-10)
         assert evaluated == pytest.approx(losses, abs=1e-10)  # before the step, on the same batch, without dropout
         assert extras == [{"step": 0}, {"step": 1}, {"step": 2}]
     alone = ParallelGPT(CONFIG, dtype=DTYPE)
     optimizer = torch.optim.AdamW(alone.parameters())
-    load_sharded(tmp_path / str(STEPS - 1), alone, optimizer=optimizer)
+    load_sharded(folder / str(STEPS - 1), alone, optimizer=optimizer)
     for name, parameter in alone.named_parameters():
         found = parameter.detach()[: len(whole[name])]
         torch.testing.assert_close(found, whole[name], rtol=0, atol=1e-10)
@@ -111,17 +125,16 @@ def _resumed(folder):
     found = []
     for number, (grid, options) in enumerate(GRIDS):
         whole, _ = _dropping(folder / "nowhere", grid, **options)
-        first, _ = _dropping(folder / str(number), grid, until=2, **options)
-        last, said = _dropping(folder / str(number), grid, **options)
+        first, _ = _dropping(folder / f"dropping {number}", grid, until=2, **options)
+        last, said = _dropping(folder / f"dropping {number}", grid, **options)
         found.append((whole, first + last, said))
     return found
 
 
-def test_a_resumed_run_drops_the_same_elements_as_an_uninterrupted_one(tmp_path):
-    for on_rank in launch(_resumed, 4, args=(tmp_path,), timeout=200):
-        for whole, parts, said in on_rank:
-            assert parts == whole
-            assert said == []
+def test_a_resumed_run_drops_the_same_elements_as_an_uninterrupted_one(four):
+    for whole, parts, said in (run for on_rank in four for run in on_rank[1]):
+        assert parts == whole
+        assert said == []
 
 
 OTHERS = {
@@ -139,6 +152,20 @@ def _on_other_grids(folder):
     return whole, others, silent
 
 
+def _on_one(folder):
+    """Go on from the checkpoint of two replicas, and from one that doesn't say how many steps there were."""
+    found = _dropping(folder, Grid(1, 1, 1), micro_batches=4)
+    training = Training3D(
+        DROPPING, Grid(1, 1, 1), torch.optim.AdamW, micro_batches=1, micro_batch_size=1, dtype=DTYPE, **OPTIONS
+    )
+    with pytest.raises(ValueError, match="choose another name"):
+        training.save(folder / "plain", extra={"Training3D": 1})
+    save_sharded(folder / "plain", training.stage, optimizer=training.training.optimizer)
+    with pytest.warns(UserWarning, match="doesn't say how many steps"):
+        training.load(folder / "plain")
+    return found, training.steps
+
+
 def test_dropout_goes_on_with_another_dp_and_warns_about_another_grid(tmp_path):
     results = launch(_on_other_grids, 2, args=(tmp_path,), timeout=200)
     whole = results[0][0]
@@ -149,30 +176,10 @@ def test_dropout_goes_on_with_another_dp_and_warns_about_another_grid(tmp_path):
         assert "drops different elements than an uninterrupted run" in said
         assert losses != pytest.approx(whole[2:], abs=1e-6)
     assert [silent for *_, silent in results] == [[[], [], []]] * 2, "without dropout there's nothing to say"
-    ((last, said),) = launch(_dropping, 1, args=(tmp_path, Grid(1, 1, 1)), kwargs={"micro_batches": 4}, timeout=120)
+    (((last, said), steps),) = launch(_on_one, 1, args=(tmp_path,), timeout=120)
     assert last == pytest.approx(whole[2:], abs=1e-10)
     assert said == []
-
-
-def _without_steps(folder):
-    training = _training(Grid(1, 1, 1), {})
-    with pytest.raises(ValueError, match="choose another name"):
-        training.save(folder, extra={"Training3D": 1})
-    save_sharded(folder, training.stage, optimizer=training.training.optimizer)
-    return _dropping_from(folder)
-
-
-def _dropping_from(folder):
-    training = Training3D(
-        DROPPING, Grid(1, 1, 1), torch.optim.AdamW, micro_batches=1, micro_batch_size=1, dtype=DTYPE, **OPTIONS
-    )
-    with pytest.warns(UserWarning, match="doesn't say how many steps"):
-        training.load(folder)
-    return training.steps
-
-
-def test_a_checkpoint_without_the_number_of_steps_is_said_to_be_one(tmp_path):
-    assert list(launch(_without_steps, 1, args=(tmp_path / "plain",), timeout=60)) == [0]
+    assert steps == 0
 
 
 def test_zeros_state_is_that_of_the_plain_optimizer_and_can_be_loaded_into_it():
@@ -242,6 +249,6 @@ def _seeds():
     return [seed for both in seen for seed in both]
 
 
-def test_every_micro_batch_on_every_stage_has_random_states_of_its_own():
-    seeds = [seed for on_rank in launch(_seeds, 4, timeout=60) for seed in on_rank]
+def test_every_micro_batch_on_every_stage_has_random_states_of_its_own(four):
+    seeds = [seed for on_rank in four for seed in on_rank[2]]
     assert len(seeds) == len(set(seeds)) == 4 * 2 * 2 * 2  # ranks, micro-batches, steps, states

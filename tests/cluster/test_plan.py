@@ -19,7 +19,7 @@ from tplab.cluster.plan import (
 from tplab.cost.machines import MACHINES
 from tplab.cost.step import Program, step_time
 from tplab.course.tools import cli
-from tplab.course.tools.plan import COLUMNS, parameters
+from tplab.course.tools.plan import parameters
 from tplab.memory.config import PRESETS, GPTConfig, parameter_count
 from tplab.memory.memory_bill import Layout, bill
 
@@ -42,16 +42,8 @@ def test_a_made_up_gpt_has_about_so_many_parameters_and_divides_well(size):
         assert 1 / 2 < config.hidden_size / config.num_layers / 128 < 2
 
 
-@pytest.mark.parametrize("size", [0, -5, 10, 1e15, math.inf, math.nan])
-def test_no_gpt_is_made_up_for_absurd_sizes(size):
-    with pytest.raises(ValueError, match="from 1e6 to 1e14"):
-        gpt_shape(size)
-
-
-def test_a_model_is_found_whatever_its_spelling_and_another_is_refused():
+def test_a_model_is_found_whatever_its_spelling():
     assert model("Llama 3 70B") is model("llama-3 70b") is model("LLAMA3_70B") is LLAMA
-    with pytest.raises(ValueError, match="GPT-2 1.5B, GPT-3 175B, Llama 3 8B"):
-        model("GPT-5")
 
 
 # Layouts
@@ -112,9 +104,6 @@ def test_no_layout_that_fits_is_missing():
     large = dataclasses.replace(SMALL, vocab_size=50_000)  # its logits fill the last stage
     for small in (SMALL, large):
         assert all(one.bill == bill(small, one.layout) for one in plans(small, 4, H100, sequences=8))
-    large = dataclasses.replace(SMALL, vocab_size=50_000)  # its logits fill the last stage
-    for small in (SMALL, large):
-        assert all(one.bill == bill(small, one.layout) for one in plans(small, 4, H100, sequences=8))
 
 
 @pytest.mark.parametrize(("gpus", "published", "predicted"), [(96, 0.47, 0.505), (4608, 0.42, 0.466)])
@@ -130,12 +119,21 @@ def test_the_best_plan_for_gpt_3_on_h100s_is_near_what_megatron_reached(gpus, pu
 
 def test_where_nothing_fits_the_message_says_what_the_smallest_need_is():
     least = min(max(bill(LLAMA, layout, stage=s).total for s in range(layout.pp)) for layout in layouts(LLAMA, 8, 64))
-    with pytest.raises(NothingFits, match=f"at least {least / 1e9:.0f} GB .* has 80 GB") as refused:
+    with pytest.raises(NothingFits, match=f"at least {least / 1e9:.0f} GB .* has 80 GB"):
         plans(LLAMA, 8, H100, sequences=64)
-    assert "optimizer state" in str(refused.value)
 
-    with pytest.raises(ValueError, match="no layout over 1000000000000 GPUs"):  # at once, however many
-        plans(SMALL, 10**12, H100, sequences=8)
+
+REFUSED = [
+    *((lambda size=size: gpt_shape(size), "from 1e6 to 1e14") for size in (0, 10, 1e15, math.inf, math.nan)),
+    (lambda: model("GPT-5"), "GPT-2 1.5B, GPT-3 175B, Llama 3 8B"),
+    (lambda: plans(SMALL, 10**12, H100, sequences=8), "no layout over 1000000000000 GPUs"),  # at once, however many
+]
+
+
+@pytest.mark.parametrize(("call", "says"), REFUSED)
+def test_what_cannot_be_planned_is_refused(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
 
 
 # The command
@@ -150,21 +148,15 @@ def told(*arguments: str, capsys) -> str:
 def test_the_command_prints_the_best_layouts_first_in_a_terminal_of_80_columns(capsys, monkeypatch):
     text = told("--params", "70e9", "--gpus", "64", "--gpu", "h100", capsys=capsys)
     best = plans(gpt_shape(70e9), 64, H100)[0]
-    layout = best.layout
+    layout, need, reached = best.layout, best.bill, best.achieved
     assert "69.8 billion parameters: 68 layers, hidden size 9216, 72 heads" in text
-    assert "64 GPUs of H100 DGX, 80 GB each" in text
     row = f" {layout.tp} {layout.pp} {layout.dp} {layout.micro_batch} yes - "
-    assert row in text
     first = text[text.index(row) :].split()
-    need, reached = best.bill, best.achieved
-    state = need.weights + need.gradients + need.optimizer
-    assert first[6:9] == [f"{size / 1e9:.1f}" for size in (state, need.activations, need.total)]
+    sizes = (need.total - need.activations, need.activations, need.total)
+    assert first[6:9] == [f"{size / 1e9:.1f}" for size in sizes]
     assert first[9:12] == [f"{best.time.total:.3g}", f"{reached.model / 1e12:.0f}", f"{reached.mfu:.0%}"]
     assert f"init_device_mesh('cuda', ({layout.dp}, {layout.pp}, {layout.tp})" in text
-    assert f"micro_batch={layout.micro_batch}, micro_batches={layout.steps}." in text
-    matmuls = best.time.products
-    assert f"Where the time goes: matmuls {matmuls:.3g} s {matmuls / best.time.total:.1%} ████" in text
-    assert "The same layout with one other choice: without sequence parallelism doesn't fit" in text
+    assert f"matmuls {best.time.products:.3g} s {best.time.products / best.time.total:.1%}" in text
     assert text.count("catches up") + text.count("doesn't catch up") == 3
 
     monkeypatch.setenv("COLUMNS", "80")
@@ -172,38 +164,35 @@ def test_the_command_prints_the_best_layouts_first_in_a_terminal_of_80_columns(c
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
-    assert len(COLUMNS) == 13
 
 
 def test_a_known_model_a_batch_a_sequence_and_a_sharded_optimizer_are_taken(capsys):
     arguments = ("--model", "Llama-3 70B", "--gpus", "16", "--gpu", "H200", "--batch", "32")
     text = told(*arguments, "--seq", "2048", "--shard-optimizer", capsys=capsys)
     config = dataclasses.replace(LLAMA, seq_length=2048)
-    found = best_of_each_split(plans(config, 16, MACHINES["H200 DGX"], sequences=32, shard_optimizer=True))
-    assert "Llama-3 70B, 70.6 billion parameters" in text
+    best = plans(config, 16, MACHINES["H200 DGX"], sequences=32, shard_optimizer=True)[0]
     assert "32 sequences of 2048 tokens a step on 16 GPUs of H200 DGX" in text
-    assert f"{found[0].bill.total / 1e9:.1f} {found[0].time.total:.3g}" in text
+    assert f"{best.bill.total / 1e9:.1f} {best.time.total:.3g}" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--params", "70e9", "--gpus", "8", "--gpu", "h100"], 1, "nothing fits: 69.8 billion parameters on 8 GPUs"),
-        (["--params", "70e9", "--gpus", "8", "--gpu", "b100"], 2, "no machine is called 'b100'; known: V100 DGX-2H"),
-        (["--params", "many", "--gpus", "8", "--gpu", "h100"], 2, "many isn't a number"),
-        (["--params", "1e30", "--gpus", "8", "--gpu", "h100"], 2, "from 1e6 to 1e14"),
-        (["--params", "7e9", "--gpus", "0", "--gpu", "h100"], 2, "gpus=0"),
-        (["--params", "7e9", "--gpus", "8", "--gpu", "h100", "--batch", "0"], 2, "at least one sequence"),
-        (["--params", "7e9", "--gpus", "8", "--gpu", "h100", "--seq", "0"], 2, "--seq 0"),
-        (["--params", "7e9", "--gpus", "37", "--gpu", "h100", "--batch", "8"], 2, "no layout over 37 GPUs"),
-        (["--gpus", "8", "--gpu", "h100"], 2, "--params --model"),
-        (["--params", "7e9", "--model", "GPT-3 175B", "--gpus", "8", "--gpu", "h100"], 2, "not allowed with"),
-        (["--model", "GPT-9", "--gpus", "8", "--gpu", "h100"], 2, "no model is called 'GPT-9'"),
+        ("--params 70e9 --gpus 8 --gpu h100", 1, "nothing fits: 69.8 billion parameters on 8 GPUs"),
+        ("--params 70e9 --gpus 8 --gpu b100", 2, "no machine is called 'b100'; known: V100 DGX-2H"),
+        ("--params many --gpus 8 --gpu h100", 2, "many isn't a number"),
+        ("--params 1e30 --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
+        ("--params 7e9 --gpus 0 --gpu h100", 2, "gpus=0"),
+        ("--params 7e9 --gpus 8 --gpu h100 --batch 0", 2, "at least one sequence"),
+        ("--params 7e9 --gpus 8 --gpu h100 --seq 0", 2, "--seq 0"),
+        ("--gpus 8 --gpu h100", 2, "--params --model"),
+        ("--params 7e9 --model GPT-3 --gpus 8 --gpu h100", 2, "not allowed with"),
+        ("--model GPT-9 --gpus 8 --gpu h100", 2, "no model is called 'GPT-9'"),
     ],
 )
 def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
     try:
-        returned = cli.main(["plan", *arguments])
+        returned = cli.main(["plan", *arguments.split()])
     except SystemExit as stopped:
         returned = stopped.code
     captured = capsys.readouterr()

@@ -68,13 +68,12 @@ CASES_4 = [
     (Grid(2, 1, 2), 2, {"zero": 1, **CLIPPED}),
     (Grid(2, 2, 1), 2, {**CUTS, "max_norm": None}),
     *((Grid(2, 1, 2), 2, {"zero": stage, **CLIPPED, **SEQUENCE_PARALLEL}) for stage in range(4)),
-    *((Grid(2, 2, 1), 2, {"zero": stage, **CLIPPED, **CUTS}) for stage in (0, 1, 2, 3)),
+    *((Grid(2, 2, 1), 2, {"zero": stage, **CLIPPED, **CUTS}) for stage in (1, 2, 3)),
     *((Grid(2, 2, 1), m, {"zero": stage, "schedule": zero_bubble, **CLIPPED, **CUTS}) for stage, m in [(2, 4), (3, 4)]),
     (Grid(2, 2, 1), 1, {**CLIPPED, **CUTS}),  # with one micro-batch
     (Grid(1, 2, 2), 4, {"schedule": gpipe, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
 ]
 CASES_8 = [
-    (Grid(2, 2, 2), 2, {**CLIPPED, **CUTS}),
     (Grid(2, 2, 2), 4, {"zero": 1, **CLIPPED, **CUTS}),
     (Grid(2, 2, 2), 2, {"zero": 2, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
     (Grid(2, 2, 2), 2, {"zero": 3, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),

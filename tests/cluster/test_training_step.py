@@ -179,22 +179,14 @@ def _of_replicas():
     training = TrainingStep(model := nn.Linear(3, 3), SGD, mesh=grid)
     for _ in range(2):
         found += refusals(lambda training=training, model=model: _one_micro_batch(training, model))
-    return found
+    idle = TrainingStep(model := nn.Linear(3, 3), SGD, mesh=grid, zero=1)
+    _one_micro_batch(idle, model if dist.get_rank() == 0 else nn.Linear(3, 3))  # one replica has no gradient at all
+    return found + refusals(idle.update)
 
 
 def _one_micro_batch(training, model):
     with training.micro_batch():
         model(torch.ones(1, 3)).sum().backward()
-
-
-def _idle_replica():
-    """One of two replicas has no gradient at all."""
-    model = nn.Linear(3, 3)
-    training = TrainingStep(model, SGD, mesh=mesh(dp=2), zero=1)
-    with training.micro_batch():
-        if dist.get_rank() == 0:
-            model(torch.ones(1, 3)).sum().backward()
-    return refusals(training.update)
 
 
 def _nan_on_one_tensor_parallel_rank():
@@ -209,7 +201,7 @@ def _on_two():
     return {
         "frozen": _frozen(),
         "overlap": _overlap(),
-        "replicas": _of_replicas() + _idle_replica(),
+        "replicas": _of_replicas(),
         "nan": _nan_on_one_tensor_parallel_rank(),
     }
 
@@ -328,14 +320,15 @@ def test_options_that_do_not_fit_are_refused(options, says):
 
 
 def test_parameters_that_do_not_fit_are_refused():
-    model = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="the param groups have 1 parameters, and the model trains 2"):
-        TrainingStep(model, SGD, zero=3, layers=(), parameters=[model.weight])
-    with pytest.raises(ValueError, match=r"a parameter \[2\] is given 2 times"):
-        TrainingStep(model, SGD, zero=3, layers=(), parameters=[*model.parameters(), model.bias])
-    first, _ = gpt_stages(ParallelGPT(CONFIG), 2)
-    with pytest.raises(ValueError, match="shares its table with another one: pass pipeline="):
-        TrainingStep(first, SGD)
+    model, (first, _) = nn.Linear(3, 2), gpt_stages(ParallelGPT(CONFIG), 2)
+    some, twice = [model.weight], [*model.parameters(), model.bias]
+    refused = refusals(
+        lambda: TrainingStep(model, SGD, zero=3, layers=(), parameters=some),
+        lambda: TrainingStep(model, SGD, zero=3, layers=(), parameters=twice),
+        lambda: TrainingStep(first, SGD),
+    )
+    expected = ["have 1 parameters, and the model trains 2", "[2] is given 2 times", "another one: pass pipeline="]
+    assert_refused([refused], *expected)
     assert len(ZeRO1(nn.Linear(3, 2).named_parameters(), SGD).units[0].parameters) == 2, "as torch takes them"
 
 

@@ -3,10 +3,8 @@
 import errno
 import fcntl
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -52,34 +50,35 @@ def test_mode_and_link_stay(tmp_path):
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
 
 
-ADD_ONE = """
-import sys
-from pathlib import Path
-from tplab.common.files import locked
-counter = Path(sys.argv[1])
-for _ in range(50):
-    with locked(counter.with_suffix(".lock")):
-        counter.write_text(str(int(counter.read_text()) + 1))
-"""
+def forked(program: Callable[[], object]) -> int:
+    """Start a process that runs the program and ends without any cleaning up."""
+    pid = os.fork()
+    if not pid:
+        try:
+            program()
+        finally:
+            os._exit(0)
+    return pid
 
 
-def test_one_process_at_a_time_is_inside(tmp_path):
+def test_one_process_at_a_time_is_inside_and_a_killed_one_leaves_no_lock_behind(tmp_path):
     counter = tmp_path / "new folder" / "counter"
-    with files.locked(counter.with_suffix(".lock")):  # makes the folder, and can be entered again afterwards
+    lock = counter.with_suffix(".lock")
+    with files.locked(lock):  # makes the folder, and can be entered again afterwards
         counter.write_text("0")
-    command = [sys.executable, "-c", ADD_ONE, str(counter)]
-    for process in [subprocess.Popen(command) for _ in range(3)]:
-        assert process.wait() == 0
+
+    def add() -> None:
+        for _ in range(50):
+            with files.locked(lock):
+                counter.write_text(str(int(counter.read_text()) + 1))
+
+    def die_inside() -> None:
+        with files.locked(lock):
+            os._exit(0)
+
+    for pid in [forked(program) for program in (add, add, die_inside, add)]:
+        os.waitpid(pid, 0)
     assert counter.read_text() == "150"
-
-
-def test_a_killed_process_leaves_no_lock_behind(tmp_path):
-    lock = tmp_path / "lock"
-    hold = "import os, sys; from tplab.common.files import locked\nfrom pathlib import Path\n"
-    hold += "with locked(Path(sys.argv[1])): os._exit(0)"
-    assert subprocess.run([sys.executable, "-c", hold, str(lock)]).returncode == 0
-    with files.locked(Path(lock)):
-        pass
 
 
 def test_on_a_file_system_without_locks_the_block_runs_and_knows_it(tmp_path, monkeypatch):

@@ -1,10 +1,9 @@
-"""`tplab.common.imports`: the graph of imports of a small project, and of this one."""
+"""`tplab.common.imports`: the graph of imports of a small project."""
 
 from pathlib import Path
 
 import pytest
 
-from tests import ROOT
 from tplab.common.imports import ImportGraph
 
 FILES = {
@@ -48,12 +47,3 @@ def test_a_file_needs_what_it_imports_and_what_that_imports(project, name):
     graph = ImportGraph(project, "pack")
     needed = {str(path.relative_to(project)) for path in graph.closure([project / name])}
     assert needed == EXPECTED[name] | {name}
-
-
-def test_our_own_graph_agrees_with_what_is_known_of_it():
-    """The column-parallel layer needs the operators; the operators need no layer; a room brings all its modules."""
-    graph = ImportGraph(ROOT, "tplab")
-    tensor = ROOT / "tplab" / "tensor"
-    assert tensor / "mappings.py" in graph.closure([tensor / "linear.py"])
-    assert tensor / "linear.py" not in graph.closure([tensor / "mappings.py"])
-    assert set(tensor.glob("*.py")) <= graph.closure([tensor / "__init__.py"])

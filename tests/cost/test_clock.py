@@ -1,4 +1,4 @@
-"""The clock: against closed formulas, against the longest path through the graph, and what it refuses."""
+"""The clock: against numbers done by hand, against the longest path through the graph, and what it refuses."""
 
 import random
 from graphlib import TopologicalSorter
@@ -6,50 +6,6 @@ from graphlib import TopologicalSorter
 import pytest
 
 from tplab.cost.clock import Operation, OrderError, Span, Wait, play
-
-SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 5, 8, 16)]
-
-
-def pipeline(p, m, order):
-    """F and B of each rank and micro-batch, in the order that `order(rank)` lists, as in "F0 F1 B0 B1"."""
-    operations = []
-    for rank in range(p):
-        for word in order(rank).split():
-            kind, k = word[0], int(word[1:])
-            if kind == "F":
-                needs = [("F", k, rank - 1)] if rank else []
-            else:
-                needs = [("F", k, rank), *([("B", k, rank + 1)] if rank < p - 1 else [])]
-            operations.append(Operation((kind, k, rank), 1 if kind == "F" else 2, needs, rank=rank))
-    return operations
-
-
-def gpipe(p, m):
-    words = [f"F{k}" for k in range(m)] + [f"B{k}" for k in range(m)]
-    return pipeline(p, m, lambda rank: " ".join(words))
-
-
-def one_f_one_b(p, m):
-    def order(rank):
-        warm_up = min(m, p - 1 - rank)
-        words = [f"F{k}" for k in range(warm_up)]
-        for k in range(m):
-            words += [f"F{warm_up + k}"] * (warm_up + k < m) + [f"B{k}"]
-        return " ".join(words)
-
-    return pipeline(p, m, order)
-
-
-@pytest.mark.parametrize(("p", "m"), SIZES)
-def test_the_bubble_and_the_activations_of_pipelines(p, m):
-    for made, peaks in ((gpipe(p, m), [m] * p), (one_f_one_b(p, m), [min(p - rank, m) for rank in range(p)])):
-        timing = play(made)
-        assert timing.total == 3 * (m + p - 1)
-        for rank in range(p):
-            idle = timing.total - sum(operation.duration for operation in made if operation.rank == rank)
-            assert idle / timing.total == pytest.approx((p - 1) / (m + p - 1))
-            activations = [operation.name for operation in made if operation.name[0] == "F"]
-            assert timing.peak(rank, of=activations) == peaks[rank]
 
 
 @pytest.mark.parametrize("matmul", [1, 4, 7, 10])
@@ -93,15 +49,6 @@ def test_what_nobody_waits_for_hides_a_message_and_keeps_its_input_alive(order, 
     assert timing.lifetimes["dy"] == (0, dy)
     assert ("dy" in timing.alive(12)) == (dy > 12)
     assert "dy" not in timing.alive(dy)
-
-
-def test_slices_of_a_matmul_hide_the_messages_of_a_ring():
-    """Each of p slices takes c, and each but the first comes with a message of m. The wire carries one at a time."""
-    p = 4
-    for c, m in ((2, 2), (2, 4), (5, 2)):
-        ring = [Operation(f"message {k}", m, lane="wire") for k in range(1, p)]
-        slices = [Operation(f"slice {k}", c, [f"message {k}"] if k else []) for k in range(p)]
-        assert play([*ring, *slices]).total == max(p * c, c + (p - 1) * m)
 
 
 def longest_path(operations, message):

@@ -12,19 +12,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tplab.collectives.links import Link
 from tplab.cost import collective as cost
-from tplab.cost.flops import hardware_flops, layer_products, layer_scores, logits, model_flops
+from tplab.cost.flops import hardware_flops, layer_scores, model_flops
 from tplab.cost.layer import Pass, efficiency, layer_time, overlap_saving
 from tplab.cost.machines import MACHINES, Machine
 from tplab.cost.step import Program, StepTime, achieved, output_time, step_time, throughput
 from tplab.gpt.model import ParallelGPT
-from tplab.memory.config import PRESETS, GPTConfig
+from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Layout, rank_parameters
 from tplab.pipeline.schedule_order import bubble, simulate
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b
 
 UNIT = Link(1.0, 1.0)
 NOTHING = Link(0.0, 1e-30)
-A100 = MACHINES["A100 DGX"]
 # Every number different, none a power of two of another: no two parts can be mistaken for each other.
 PLAIN = Machine("plain", flops=7e6, fraction=0.5, memory=10**9, bandwidth=3e5, gpus_per_node=4,
                 inside=Link(0.0157, 1.3e-6), between=Link(0.17, 2.9e-5))  # fmt: skip
@@ -47,25 +46,24 @@ T = 3 * 20  # tokens of a micro-batch of 3
         (cost.broadcast(UNIT, 8, 5), 3 * (1 + 8)),
         (cost.all_to_all(UNIT, 8, 4), 3 * (1 + 2)),
         (cost.send(UNIT, 8), 1 + 8),
+        *((collective(UNIT, 8, 1), 0) for collective in cost.COLLECTIVES.values()),  # one rank sends nothing
     ],
 )
 def test_collectives_take_the_time_of_their_messages(seconds, by_hand):
     assert seconds == pytest.approx(by_hand)
 
 
-# GB/s of an all-reduce of gigabytes whose additions the switch does, as nccl-tests counts them (bytes / time)
-MEASURED = [
-    ("H100 DGX", {5: 258, 6: 265, 7: 270, 8: 273}),  # NVIDIA/nccl issue 1455, NCCL_ALGO=NVLS
-    ("H100 DGX", {8: 275}),  # NVIDIA/nccl issue 2140, where the ring reaches 211
-    ("B200 DGX", {8: 483}),  # the same issue, on B300, which has the same links
-    ("GB200 NVL72", {8: 811 / 1.75}),  # lixueduan.com/posts/ai/13-gb200-mnnvl-nccl-test
-]
-
-
-@pytest.mark.parametrize(("name", "measured"), MEASURED)
-def test_sums_in_the_switch_are_as_fast_as_measured(name, measured):
-    for p, speed in measured.items():
-        assert 4e9 / cost.all_reduce(MACHINES[name].inside, 4e9, p, "switch") == pytest.approx(1e9 * speed, rel=0.04)
+@pytest.mark.parametrize(
+    ("name", "p", "speed"),  # GB/s of an all-reduce of gigabytes, as nccl-tests counts them (bytes / time)
+    [
+        *(("H100 DGX", p, speed) for p, speed in {5: 258, 6: 265, 7: 270, 8: 273}.items()),  # NVIDIA/nccl issue 1455
+        ("H100 DGX", 8, 275),  # NVIDIA/nccl issue 2140, where the ring reaches 211
+        ("B200 DGX", 8, 483),  # the same issue, on B300, which has the same links
+        ("GB200 NVL72", 8, 811 / 1.75),  # lixueduan.com/posts/ai/13-gb200-mnnvl-nccl-test
+    ],
+)
+def test_sums_in_the_switch_are_as_fast_as_measured(name, p, speed):
+    assert 4e9 / cost.all_reduce(MACHINES[name].inside, 4e9, p, "switch") == pytest.approx(1e9 * speed, rel=0.04)
 
 
 def test_the_switch_saves_half_of_a_rings_traffic_but_small_messages_prefer_the_ring():
@@ -78,17 +76,6 @@ def test_the_switch_saves_half_of_a_rings_traffic_but_small_messages_prefer_the_
     assert cost.all_reduce(UNIT, 8, 4, "fastest") == cost.all_reduce(UNIT, 8, 4)
     with pytest.raises(ValueError, match="switch=0"):
         cost.all_reduce(UNIT, 8, 4, "switch")
-
-
-@pytest.mark.parametrize("collective", cost.COLLECTIVES.values(), ids=cost.COLLECTIVES)
-def test_one_rank_sends_nothing(collective):
-    assert collective(UNIT, 8, 1) == 0
-
-
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
-    for p in range(1, 20):
-        parts = cost.reduce_scatter(UNIT, 100, p) + cost.all_gather(UNIT, 100, p)
-        assert cost.all_reduce(UNIT, 100, p) == pytest.approx(parts)
 
 
 # FLOPs
@@ -116,17 +103,6 @@ def test_flops_are_those_that_torch_counts_in_a_real_gpt(change, recompute):
         again += T * config.num_layers * layer_scores(config) // 2
     assert hardware_flops(config, 3, recompute) == again
     assert model_flops(config, 3) == counted(config, 3)
-
-
-def test_flops_of_a_gpt_by_the_formulas_of_the_docstring():
-    h, s, vocabulary, layers, batch = 24, 20, 44, 6, 3
-    assert layer_products(SMALL) == 24 * h**2
-    assert layer_scores(SMALL) == 4 * s * h
-    assert logits(SMALL) == 2 * h * vocabulary
-    factor = batch * s * layers * h**2
-    tail = vocabulary / (12 * layers * h)
-    assert model_flops(SMALL, batch) == pytest.approx(72 * factor * (1 + s / (6 * h) + tail))
-    assert hardware_flops(SMALL, batch, "attention") == pytest.approx(72 * factor * (1 + 2 * s / (9 * h) + tail))
 
 
 # A layer
@@ -212,29 +188,9 @@ def test_the_overlap_hides_the_shorter_of_all_reduce_and_weight_gradient_of_each
     assert overlap_saving(SMALL, PLAIN)[0].share == 1.0
 
 
-def test_efficiency_is_one_gpus_time_over_that_of_p_and_falls_with_p():
+def test_efficiency_is_one_gpus_time_over_that_of_p():
     alone, shared = layer_time(SMALL, PLAIN, micro_batch=3), layer_time(SMALL, PLAIN, micro_batch=3, tp=2)
     assert efficiency(SMALL, PLAIN, 2, micro_batch=3) == pytest.approx(alone.total / 2 / shared.total)
-    gpt3 = PRESETS["GPT-3 175B"]
-    falling = [efficiency(gpt3, A100, p) for p in (1, 2, 4, 8, 16)]
-    assert falling == sorted(falling, reverse=True)
-    assert falling[0] == 1.0
-
-
-def test_wider_layers_use_more_of_eight_gpus():
-    def of(h: int) -> float:
-        return efficiency(GPTConfig(num_layers=1, hidden_size=h, num_heads=8, vocab_size=8, seq_length=2048), A100, 8)
-
-    rising = [of(h) for h in (1024, 2048, 4096, 8192, 16384)]
-    assert rising == sorted(rising)
-
-
-def test_passes_add_up_and_multiply():
-    one, other = Pass(1, 2, 4, 3), Pass(10, 20, 40, 30)
-    assert one + other == Pass(11, 22, 44, 33)
-    assert one * 2.0 == Pass(2, 4, 8, 6)
-    assert (one.compute, one.exposed, one.total) == (3, 1, 4)
-    assert sum(one.parts().values()) == one.total
 
 
 # A step
@@ -276,7 +232,6 @@ def test_a_step_on_one_gpu_is_its_layers_its_output_and_its_optimizer():
     assert time.compute == pytest.approx(5 * (6 * layer + output))
     assert time.optimizer == pytest.approx(28 * parameters / 3e5)
     assert time.total == pytest.approx(time.compute + time.optimizer)
-    assert sum(time.parts().values()) == pytest.approx(time.total)
 
 
 def test_gradients_are_summed_over_replicas_by_the_link_that_they_lie_across():
@@ -306,12 +261,6 @@ def test_the_stage_with_most_parameters_counts_be_it_the_first_or_the_last():
         first, last = (rank_parameters(config, Layout(pp=2), stage) for stage in range(2))
         assert (first > last) == positions
         assert step_time(config, Layout(pp=2), PLAIN).optimizer == pytest.approx(28 * max(first, last) / 3e5)
-
-
-@pytest.mark.parametrize("dp", [1, 2])
-def test_replicas_with_tensor_parallel_ranks_between_them_have_fewer_adapters(dp):
-    layout = Layout(tp=4, dp=2 * dp, micro_batches=1)
-    assert PLAIN.link(layout.dp, layout.tp).beta == PLAIN.between.beta  # one replica a node
 
 
 def test_stages_send_each_micro_batch_there_and_back():
@@ -356,19 +305,16 @@ def test_the_limit_is_the_largest_part_beside_the_products():
     assert StepTime(0, 1, 2, 0, 1, 5, 1).limit == "data parallel"
 
 
-RECOMPUTED = ["nothing", "layers"]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_nothing_is_free_or_negative(seed):
-    draw = random.Random(seed)
-    for _ in range(40):
+def test_nothing_is_free_or_negative():
+    draw = random.Random(0)
+    for _ in range(200):
         tp, pp, dp = (draw.choice([1, 2, 4]) for _ in range(3))
-        batch, cut, recompute = (draw.choice([1, 2]), draw.choice([4, 8])), draw.random() < 0.5, draw.choice(RECOMPUTED)
+        batch, cut = (draw.choice([1, 2]), draw.choice([4, 8])), draw.random() < 0.5
         program = Program(draw.random() < 0.5, draw.random() < 0.5)
-        layout = Layout(tp, pp, dp, *batch, cut, recompute)
+        layout = Layout(tp, pp, dp, *batch, cut, draw.choice(["nothing", "layers"]))
         time = step_time(dataclasses.replace(SMALL, num_layers=8), layout, PLAIN, program)
         assert min(time.parts().values()) >= 0
+        assert sum(time.parts().values()) == pytest.approx(time.total)
         assert (time.bubble > 0) == (time.pipeline_sends > 0) == (pp > 1)
         assert (time.tensor_parallel > 0) == (tp > 1)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import launch, plain
+from tplab import plain
 from tplab.memory.config import (
     PRESETS,
     GPTConfig,
@@ -27,7 +27,6 @@ from tplab.memory.config import (
 )
 from tplab.memory.memory_bill import (
     RECIPES,
-    Bill,
     Layout,
     bill,
     layer_activations,
@@ -45,9 +44,6 @@ from tplab.memory.meter import (
 )
 from tplab.memory.small_gpt import GPT, SAVED_BY_LAYER, Layer
 from tplab.pipeline.schedules import interleaved, one_f_one_b
-from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
-
-GB = 10**9
 
 
 def layer_of_rank(config: GPTConfig, tp: int = 1) -> plain.Layer:
@@ -92,7 +88,7 @@ def random_config(rng: random.Random, **options) -> GPTConfig:
 PLAIN = {"num_kv_heads": None, "ffn_hidden_size": None, "gated": False, "bias": True}  # as in Korthikanti et al.
 
 
-RANDOM = [random_config(random.Random(seed)) for seed in range(60)]
+RANDOM = [random_config(random.Random(seed)) for seed in range(30)]
 SMALL = GPTConfig(num_layers=2, hidden_size=24, num_heads=4, vocab_size=50, seq_length=16)
 
 
@@ -115,23 +111,11 @@ def test_published_parameter_counts_to_within_half_a_percent(name, published) ->
     assert abs(parameter_count(PRESETS[name]) - published) < 0.005 * published
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_published_model_has_the_parameters_of_its_plain_torch_twin(name) -> None:
-    with torch.device("meta"):
-        assert parameter_count(PRESETS[name]) == numel(plain.GPT(PRESETS[name]))
-
-
-@pytest.mark.parametrize("config", [*RANDOM[:8], replace(SMALL, bias=False, qkv_bias=True)])
-def test_the_gpt_that_chapter_00_measures_has_the_parameters_of_the_bill(config) -> None:
-    with torch.device("meta"):
-        assert parameter_count(config) == numel(GPT(config))
-
-
-@pytest.mark.parametrize("config", RANDOM)
-def test_any_model_has_the_parameters_of_its_plain_torch_twin(config) -> None:
+@pytest.mark.parametrize("config", [*PRESETS.values(), *RANDOM, replace(SMALL, bias=False, qkv_bias=True)])
+def test_any_model_has_the_parameters_of_its_plain_torch_twin_and_of_chapter_00s_gpt(config) -> None:
     with torch.device("meta"):
         model = plain.GPT(config)
-    assert parameter_count(config) == numel(model)
+        assert parameter_count(config) == numel(model) == numel(GPT(config))
     rows: dict[str, int] = {}  # the plain layer has one matrix for Q, K and V, and one for gate and up
     for weight in layer_weights(config):
         name = re.sub(r"attention\.[qkv]\.", "attention.qkv.", weight.name).replace("mlp.gate", "mlp.up")
@@ -146,19 +130,6 @@ def test_a_tensor_parallel_rank_holds_its_share_of_a_layer(config) -> None:
             assert sum(weight.on_rank(tp) for weight in layer_weights(config)) == numel(layer_of_rank(config, tp))
 
 
-def mlp_parameters_of_rank(config: GPTConfig) -> int:
-    up = ColumnParallelLinear(config.hidden_size, config.ffn_size, bias=config.bias)
-    down = RowParallelLinear(config.ffn_size, config.hidden_size, bias=config.bias)
-    return numel(up) + numel(down)
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_a_rank_holds_what_the_parallel_layers_of_the_course_hold_on_real_ranks(p) -> None:
-    config = replace(SMALL, hidden_size=16)
-    mine = [weight.on_rank(p) for weight in layer_weights(config) if weight.name.startswith("mlp.")]
-    assert list(launch(mlp_parameters_of_rank, p, args=(config,))) == [sum(mine)] * p
-
-
 def test_what_tensor_parallelism_leaves_whole() -> None:
     weights = first_weights(SMALL) + layer_weights(SMALL) + last_weights(SMALL)
     norms = [f"{name}_norm.{kind}" for name in ("attention", "mlp", "final") for kind in ("weight", "bias")]
@@ -166,14 +137,11 @@ def test_what_tensor_parallelism_leaves_whole() -> None:
     assert sorted(weight.name for weight in weights if weight.on_rank(2) == weight.on_rank(1)) == whole
 
 
-def test_a_key_head_is_copied_where_there_are_fewer_of_them_than_ranks() -> None:
+def test_a_key_head_is_copied_where_there_are_fewer_of_them_than_ranks_and_the_vocabulary_is_padded() -> None:
     config = replace(SMALL, hidden_size=32, num_heads=8, num_kv_heads=2)
     keys = next(weight for weight in layer_weights(config) if weight.name == "attention.k.weight")
     assert [keys.on_rank(tp) for tp in (1, 2, 4, 8)] == [8 * 32, 4 * 32, 4 * 32, 4 * 32]
-
-
-def test_the_vocabulary_is_padded() -> None:
-    assert [first_weights(SMALL)[0].on_rank(tp) for tp in (1, 4)] == [50 * 24, 13 * 24]
+    assert [first_weights(SMALL)[0].on_rank(tp) for tp in (1, 4)] == [50 * 24, 13 * 24], "the vocabulary is padded"
 
 
 @pytest.mark.parametrize("config", RANDOM[:20])
@@ -182,9 +150,6 @@ def test_the_stages_of_a_pipeline_hold_the_model_once_and_a_tied_embedding_twice
         on_stages = sum(rank_parameters(config, Layout(pp=pp), stage) for stage in range(pp))
         again = config.vocab_size * config.hidden_size if pp > 1 and config.tied_embedding else 0
         assert on_stages == parameter_count(config) + again
-
-
-def test_layers_are_dealt_out_evenly() -> None:
     assert [layers_of_stage(126, 16, stage) for stage in range(16)] == [8] * 14 + [7] * 2
 
 
@@ -236,12 +201,6 @@ def test_mixed_precision_keeps_16_bytes_a_parameter() -> None:
     assert recipe.total == 16
 
 
-def test_an_optimizer_has_no_state_before_its_first_step() -> None:
-    model = nn.Linear(3, 4)
-    assert optimizer_bytes(torch.optim.Adam(model.parameters())) == 0
-    assert gradient_bytes(model) == 0
-
-
 # Activations
 
 
@@ -262,8 +221,7 @@ def korthikanti(config: GPTConfig, b: int, t: int) -> float:
     return s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("seed", "device"), [(0, "cpu"), (1, "cpu"), (2, "meta"), (3, "meta"), (4, "meta")])
 def test_activations_of_a_layer_are_the_published_formula_and_what_autograd_keeps(seed, device) -> None:
     config = random_config(random.Random(seed), **PLAIN)
     for b in (1, 3):
@@ -322,7 +280,7 @@ def test_the_bill_counts_sequence_parallelism_and_recomputation_in_every_layer_a
     assert lean == layers * s * h * 34 // t + s * h * (1 + 4) // t + logits
 
 
-@pytest.mark.parametrize("config", RANDOM[:30])
+@pytest.mark.parametrize("config", RANDOM[:20])
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
 def test_activations_of_any_layer_are_what_autograd_keeps(config, dropout) -> None:
     full_heads = replace(config, dropout=dropout, num_kv_heads=None)
@@ -338,11 +296,6 @@ def test_flash_attention_keeps_no_scores() -> None:
     stored = replace(config, flash_attention=False)
     assert layer_activations(stored)["attention scores"] == 2 * 8 * 32 * 32
     assert "attention scores" not in layer_activations(config)
-
-
-def test_a_layer_of_gpt_3_keeps_what_the_formula_says() -> None:
-    config = PRESETS["GPT-3 175B"]
-    assert sum(layer_activations(config, 1, 8).values()) == kept_by(config, 1, 8) == 2048 * 12288 * (10 + 3 + 10)
 
 
 def test_the_whole_model_keeps_what_the_bill_says() -> None:
@@ -365,22 +318,6 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(pp, m, v) -> None:
     assert [micro_batches_in_flight(config, layout, stage) * v for stage in range(pp)] == pytest.approx(played)
 
 
-@pytest.mark.parametrize(("name", "pp"), [("175B", 8), ("530B", 35)])
-def test_interleaving_needs_more_activations_by_the_factor_of_korthikanti(name, pp) -> None:
-    """1 + (pp-1)/(pp v) on the first stage, Korthikanti et al. 2022, section 4.2.3."""
-    config = replace(SMALL, num_layers=3 * pp, dropout=0.0)
-    plain, chunks = (bill(config, Layout(pp=pp, micro_batches=4 * pp, chunks=v), stage=0).activations for v in (1, 3))
-    assert chunks / plain == pytest.approx(1 + (pp - 1) / (3 * pp))
-
-
-@pytest.mark.parametrize(
-    "layout", [Layout(chunks=2), Layout(pp=2, micro_batches=3, chunks=3), Layout(pp=2, micro_batches=4, chunks=5)]
-)
-def test_chunks_that_cant_be_are_refused(layout) -> None:
-    with pytest.raises(ValueError, match=rf"chunks={layout.chunks} on pp={layout.pp} stages need"):
-        bill(replace(SMALL, num_layers=12), layout, stage=0)
-
-
 # The bill of one GPU
 
 
@@ -390,17 +327,9 @@ def test_the_bill_of_one_gpu_is_bytes_of_parameters_and_activations() -> None:
         states = n * recipe.weights, n * recipe.gradients, n * recipe.optimizer
         assert (mine.weights, mine.gradients, mine.optimizer) == states
         assert mine.total == sum(mine.parts().values()) == recipe.total * n + mine.activations
-
-
-def test_data_parallelism_divides_nothing_that_a_gpu_holds() -> None:
-    assert bill(SMALL, Layout(dp=8)) == bill(SMALL)
+    two = bill(SMALL, Layout(micro_batch=2, dp=8))  # replicas divide nothing
+    assert two == replace(bill(SMALL), activations=2 * bill(SMALL).activations)
     assert (Layout(dp=8, tp=2, pp=4, micro_batch=3).gpus, Layout(dp=8, pp=4, micro_batch=3).sequences) == (64, 96)
-
-
-def test_the_batch_multiplies_activations_and_nothing_else() -> None:
-    one, two = bill(SMALL), bill(SMALL, Layout(micro_batch=2))
-    assert (two.weights, two.gradients, two.optimizer) == (one.weights, one.gradients, one.optimizer)
-    assert two.activations == 2 * one.activations
 
 
 def test_stages_keep_as_many_micro_batches_as_1f1b_has_in_flight() -> None:
@@ -436,6 +365,10 @@ def test_stages_keep_as_many_micro_batches_as_1f1b_has_in_flight() -> None:
         (lambda: Layout(micro_batches=0), "micro_batches is 0"),
         (lambda: bill(SMALL, Layout(pp=3)), "pp=3 stages can't share 2 layers"),
         (lambda: bill(SMALL, Layout(pp=2), stage=2), "no stage 2"),
+        *((lambda layout=layout: bill(replace(SMALL, num_layers=12), layout, stage=0),
+           rf"chunks={layout.chunks} on pp={layout.pp} stages need")
+          for layout in (Layout(chunks=2), Layout(pp=2, micro_batches=3, chunks=3),
+                         Layout(pp=2, micro_batches=4, chunks=5))),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused_with_numbers(call, says) -> None:
@@ -506,8 +439,3 @@ def test_a_full_device_says_what_was_asked_and_what_is_left() -> None:
         with pytest.raises(torch.OutOfMemoryError, match=says):
             torch.zeros(100)
     assert meter.live == tensor_bytes([kept]), "what did not fit is gone again"
-
-
-def test_an_element_of_the_bill_has_its_name() -> None:
-    assert list(Bill(1, 2, 3, 4).parts()) == ["weights", "gradients", "optimizer state", "activations"]
-    assert list(Bill(1, 2, 3, 4).parts().values()) == [1, 2, 3, 4]

@@ -1,8 +1,6 @@
 """The launcher where it is used: in a real kernel, from notebook cells."""
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -148,26 +146,5 @@ def test_errors_and_warnings_under_the_magic_name_the_cell_and_its_line(book: No
     assert "needs a number of ranks, such as %%ranks 4; got 'many'" in book.run("%%ranks many\n1").error
 
 
-@pytest.mark.parametrize("end", ["restart", "kill"])
-def test_no_rank_outlives_a_kernel_that_is_restarted_or_killed(end: str) -> None:
-    with notebook() as book:
-        stuck = "def stuck():\n    print('begun', flush=True)\n    time.sleep(1000)\n"
-        book.wait_until_shown(book.start(f"{stuck}tplab.launch(stuck, 2, timeout=None)"), "[rank 1] begun")
-        processes = descendants(book)
-        assert len(processes) >= 3
-        if end == "restart":
-            book.manager.restart_kernel(now=True)
-        else:
-            psutil.Process(book.manager.provisioner.pid).kill()
-        _, alive = psutil.wait_procs(processes, timeout=60)
-        assert not alive
-
-
-def test_the_first_launch_finds_the_server_warm(book: Notebook) -> None:
-    assert len(psutil.Process(book.manager.provisioner.pid).children()) == 1, "import tplab starts it in a notebook"
-
-
-def test_a_script_does_not_start_a_server_by_importing() -> None:
-    script = "import tplab, psutil; print(len(psutil.Process().children()))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=os.getcwd())
-    assert done.stdout.strip() == "0"
+def test_import_tplab_starts_the_server_so_the_first_launch_finds_it_warm(book: Notebook) -> None:
+    assert len(psutil.Process(book.manager.provisioner.pid).children()) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 import tplab
-from tplab.runtime.display import KEPT_BYTES, NotebookOutput, Output
+from tplab.runtime.display import GROUPED_FROM, KEPT_BYTES, NotebookOutput, Output, TerminalOutput
 
 
 def chatter() -> None:
@@ -20,19 +20,37 @@ def chatter() -> None:
     print("no newline", end="")
 
 
-def test_output_is_prefixed_and_in_rank_order_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_prefixed_and_in_rank_order(capsys: pytest.CaptureFixture[str]) -> None:
     said = ("out {0}", "err {0}", "from C", "child of {0}", "no newline")
     lines = [f"[rank {rank}] {text.format(rank)}" for rank in range(3) for text in said]
-    for _ in range(2):
-        results = tplab.launch(chatter, 3)
-        assert capsys.readouterr().out.splitlines()[-15:] == lines
+    results = tplab.launch(chatter, 3)
+    assert capsys.readouterr().out.splitlines()[-15:] == lines
     assert results.output[1] == "out 1\nerr 1\nfrom C\nchild of 1\nno newline"
 
 
+def test_equal_lines_of_many_ranks_are_shown_once_and_a_progress_bar_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    p = GROUPED_FROM + 2
+    notebook = NotebookOutput(p)
+    for rank in range(p):
+        notebook.write(rank, b"different\n" if rank == 3 else b"\r0 of 1\r1 of 1\ndone\n")
+    assert notebook._render().splitlines() == [
+        "[ranks 0, 1, 2, 4, 5, 6, 7, 8, 9] 1 of 1", "[ranks 0, 1, 2, 4, 5, 6, 7, 8, 9] done", "[rank 3] different",
+    ]  # fmt: skip
+    terminal = TerminalOutput(p)
+    for rank in range(p):
+        terminal.write(rank, b"the same\n")
+    terminal.close()
+    assert capsys.readouterr().out.splitlines() == ["[rank 0] the same", f"[ranks 1-{p - 1}] the same"]
+    assert terminal.texts() == ["the same\n"] * p
+
+
 def test_bytes_that_are_no_text_do_no_harm() -> None:
-    for data in (b"\xff\xfe ok", b"\xff ok"):
-        (text,) = tplab.launch(lambda data=data: os.write(1, data) and None, 1).output
-        assert text.endswith(" ok")
+    output = Output(2)
+    for rank, data in enumerate((b"\xff\xfe ok", b"\xff ok")):
+        output.write(rank, data)
+    assert all(text.endswith(" ok") for text in output.texts())
 
 
 def test_100_000_lines_neither_hang_nor_get_lost() -> None:
@@ -70,5 +88,5 @@ def test_the_last_words_of_a_rank_that_returns_are_not_lost() -> None:
     def program() -> None:
         os.write(1, b"x" * 500_000)  # more than the pipe holds: some of it is still there when the result arrives
 
-    for _ in range(10):
+    for _ in range(3):
         assert [len(text) for text in tplab.launch(program, 2).output] == [500_000] * 2

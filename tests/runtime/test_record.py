@@ -30,10 +30,8 @@ def everything(p: int) -> None:
     dist.barrier()
 
 
-def test_every_kind_is_seen_on_every_rank_with_its_size_in_the_order_of_time() -> None:
+def test_every_kind_is_seen_on_every_rank_with_its_size_in_the_order_of_time(two) -> None:
     p = 2
-    results = tplab.launch(everything, p, args=(p,))
-    record = results.record
     expected = [
         ("all_reduce", (10,), 10, "sum", None),
         ("broadcast", (11,), 11, None, 1),
@@ -48,13 +46,13 @@ def test_every_kind_is_seen_on_every_rank_with_its_size_in_the_order_of_time() -
         ("barrier", (), 0, None, None),
     ]
     for rank in range(p):
-        seen = [(c.kind, c.shape, c.bytes // FLOAT, c.op, c.peer) for c in record.of_rank(rank)]
-        assert seen == expected
-        assert [c.number for c in record.of_rank(rank)] == list(range(1, len(expected) + 1))
-        assert {c.group for c in record.of_rank(rank)} == {(0, 1)}
-        assert {c.where.rpartition(":")[2] for c in record.of_rank(rank)} == {"everything"}, "torch decorates some"
-        starts = [c.start for c in record.of_rank(rank)]
-        began, returned = results.spans[rank]
+        found = two.record.of_rank(rank)[: len(expected)]  # it's what a rank does first
+        assert [(c.kind, c.shape, c.bytes // FLOAT, c.op, c.peer) for c in found] == expected
+        assert [c.number for c in found] == list(range(1, len(expected) + 1))
+        assert {c.group for c in found} == {(0, 1)}
+        assert {c.where.rpartition(":")[2] for c in found} == {"everything"}, "torch decorates some"
+        starts = [c.start for c in two.record.of_rank(rank)]
+        began, returned = two.spans[rank]
         assert starts == sorted(starts)
         assert 0 < began < starts[0] < returned, "times count from the launch"
 
@@ -77,30 +75,57 @@ def test_every_method_of_a_process_group_that_communicates_is_recorded() -> None
     assert ours >= {"allreduce", "send", "barrier", "monitored_barrier"}
 
 
-def test_one_line_may_communicate_something_else_each_time() -> None:
-    calls = [  # shape, dtype, operation, group, and its number in the group
-        ((2,), "float32", "sum", (0, 1, 2), 1),
-        ((3,), "float32", "sum", (0, 1, 2), 2),
-        ((3,), "float64", "sum", (0, 1, 2), 3),
-        ((3,), "float64", "max", (0, 1, 2), 4),
-        ((3,), "float64", "max", (0, 1), 1),
-        ((2,), "float32", "sum", (0, 1, 2), 5),
+CALLS = [  # shape, dtype, operation, group, and its number in the group
+    ((2,), "float32", "sum", (0, 1, 2), 1),
+    ((3,), "float32", "sum", (0, 1, 2), 2),
+    ((3,), "float64", "sum", (0, 1, 2), 3),
+    ((3,), "float64", "max", (0, 1, 2), 4),
+    ((3,), "float64", "max", (0, 1), 1),
+    ((2,), "float32", "sum", (0, 1, 2), 5),
+]
+
+
+def one_line() -> None:
+    groups = {(0, 1): dist.new_group([0, 1]), (0, 1, 2): None}
+    for shape, dtype, op, members, _ in CALLS:
+        if dist.get_rank() in members:
+            x, operation = torch.ones(shape, dtype=getattr(torch, dtype)), getattr(dist.ReduceOp, op.upper())
+            dist.all_reduce(x, op=operation, group=groups[members])
+
+
+def messages() -> float:
+    if dist.get_rank() == 1:
+        for value in (7.0, 5.0):
+            dist.send(torch.full((2,), value), dst=0)
+        dist.irecv(torch.empty(3), src=0).wait()
+    elif dist.get_rank() == 0:
+        first, second = torch.empty(2), torch.empty(2)
+        dist.recv(first)
+        dist.recv(second, src=1)
+        dist.isend(torch.ones(3), dst=1).wait()
+        return (first - second).sum().item()
+    return 0
+
+
+def test_one_line_may_communicate_something_else_each_time_and_messages_name_both_ends() -> None:
+    """A receive from anyone is counted with those of its sender."""
+    results = tplab.launch(lambda: one_line() or messages(), 3, backend="gloo")
+    own = results.record.of_rank(0)
+    assert [(c.shape, c.dtype, c.op, c.group, c.number) for c in own[: len(CALLS)]] == CALLS
+    assert results[0] == 4
+    seen = [(c.rank, c.kind, c.peer, c.number, c.numel, c.group) for c in results.record]
+    assert [one for one in seen if one[1] in ("send", "recv")] == [
+        (0, "recv", 1, 1, 2, (1, 0)),
+        (0, "recv", 1, 2, 2, (1, 0)),
+        (0, "send", 1, 1, 3, (0, 1)),
+        (1, "send", 0, 1, 2, (1, 0)),
+        (1, "send", 0, 2, 2, (1, 0)),
+        (1, "recv", 0, 1, 3, (0, 1)),
     ]
 
-    def program() -> None:
-        groups = {(0, 1): dist.new_group([0, 1]), (0, 1, 2): None}
-        for shape, dtype, op, members, _ in calls:
-            if dist.get_rank() in members:
-                x, operation = torch.ones(shape, dtype=getattr(torch, dtype)), getattr(dist.ReduceOp, op.upper())
-                dist.all_reduce(x, op=operation, group=groups[members])
 
-    record = tplab.launch(program, 3, backend="gloo").record
-    assert [(c.shape, c.dtype, c.op, c.group, c.number) for c in record.of_rank(0)] == calls
-
-
-@pytest.mark.parametrize("times", [1, 300])
-def test_a_line_that_agreed_before_is_compared_again(times: int) -> None:
-    """300: the slots of the board have been used more than once."""
+def test_a_line_that_agreed_before_is_compared_again() -> None:
+    times = 300  # the slots of the board have been used more than once
 
     def program() -> None:
         for turn in range(times):
@@ -123,50 +148,18 @@ def test_a_rank_is_compared_with_what_one_ahead_of_it_did_at_the_same_place() ->
         tplab.launch(program, 2, backend="gloo")
 
 
-def test_messages_name_both_ends_and_a_receive_from_anyone_is_counted_with_those_of_its_sender() -> None:
-    def program() -> float:
-        if dist.get_rank() == 1:
-            for value in (7.0, 5.0):
-                dist.send(torch.full((2,), value), dst=0)
-            dist.irecv(torch.empty(3), src=0).wait()
-        elif dist.get_rank() == 0:
-            first, second = torch.empty(2), torch.empty(2)
-            dist.recv(first)
-            dist.recv(second, src=1)
-            dist.isend(torch.ones(3), dst=1).wait()
-            return (first - second).sum().item()
-        return 0
-
-    results = tplab.launch(program, 3, backend="gloo")
-    assert results[0] == 4
-    assert [(c.rank, c.kind, c.peer, c.number, c.numel, c.group) for c in results.record] == [
-        (0, "recv", 1, 1, 2, (1, 0)),
-        (0, "recv", 1, 2, 2, (1, 0)),
-        (0, "send", 1, 1, 3, (0, 1)),
-        (1, "send", 0, 1, 2, (1, 0)),
-        (1, "send", 0, 2, 2, (1, 0)),
-        (1, "recv", 0, 1, 3, (0, 1)),
-    ]
+def asynchronous() -> None:
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    never_awaited = dist.all_reduce(torch.ones(4), async_op=True)
+    time.sleep(0.3)
+    work.wait()
+    dist.all_reduce(torch.ones(5))  # waited for at once
+    del never_awaited
 
 
-@pytest.mark.parametrize("peer", [-1, 2])
-def test_a_message_to_a_rank_that_does_not_exist_is_refused(peer: int) -> None:
-    with pytest.raises(tplab.RankError, match=f"names rank {peer} of a group of 2: its ranks are 0 to 1"):
-        tplab.launch(lambda: dist.send(torch.ones(2), dst=peer), 2, backend="gloo")
-
-
-def test_an_asynchronous_collective_ends_when_wait_returns_and_computing_meanwhile_is_not_waiting() -> None:
-    def program() -> None:
-        work = dist.all_reduce(torch.ones(3), async_op=True)
-        never_awaited = dist.all_reduce(torch.ones(4), async_op=True)
-        time.sleep(0.3)
-        work.wait()
-        dist.all_reduce(torch.ones(5))  # waited for at once
-        del never_awaited
-
-    record = tplab.launch(program, 2).record
-    for rank in range(2):
-        awaited, forgotten, exposed = record.of_rank(rank)
+def test_an_asynchronous_collective_ends_when_wait_returns_and_computing_meanwhile_is_not_waiting(two) -> None:
+    for found in two:
+        awaited, forgotten, exposed = found["asynchronous"]
         assert forgotten.end is None
         assert awaited.end is not None
         assert exposed.end is not None
@@ -222,6 +215,13 @@ def of_a_backward() -> None:
 def every_way() -> dict[str, Any]:
     """What each way to communicate leaves in a section of its own, and what a section that isn't kept leaves."""
     found: dict[str, Any] = {}
+    everything(2)
+    with tplab.record() as section:
+        asynchronous()
+    found["asynchronous"] = list(section)
+    for peer in (-1, 2):
+        with pytest.raises(ValueError, match=f"names rank {peer} of a group of 2: its ranks are 0 to 1"):
+            dist.send(torch.ones(2), dst=peer)
     for name, program in {
         "DTensor": of_dtensor, "compiled": of_a_compiled_function, "compiled again": of_a_compiled_function,
         "batched": of_a_batch, "backward": of_a_backward,
@@ -246,9 +246,13 @@ def every_way() -> dict[str, Any]:
     return found
 
 
-def test_every_way_to_communicate_is_recorded_once_with_the_callers_line_and_what_is_not_kept_is_forgotten() -> None:
-    results = tplab.launch(every_way, 2)
-    for found in results:
+@pytest.fixture(scope="module")
+def two() -> tplab.Results:
+    return tplab.launch(every_way, 2)
+
+
+def test_every_way_to_communicate_is_recorded_once_with_the_callers_line_and_what_is_not_kept_is_forgotten(two) -> None:
+    for found in two:
         sums = [call for call in found["DTensor"] if call[0] == "all_reduce"]  # besides what distributes the weights
         assert sums == [("all_reduce", 8)] * 2  # one forward, one backward, b*h elements each
         assert found["compiled"] == found["compiled again"] == [("all_reduce", 3)]  # when it runs, not when it's traced
@@ -258,7 +262,7 @@ def test_every_way_to_communicate_is_recorded_once_with_the_callers_line_and_wha
         assert int(line) == Doubled.backward.__code__.co_firstlineno + 3
         assert found["inner"] == {"barrier": (1, 0), "all_reduce": (1, 3 * FLOAT)}
         assert found["outer"] == {"all_reduce": (2, 6 * FLOAT)}
-    before, last = results.record.of_rank(0)[-2:]
+    before, last = two.record.of_rank(0)[-2:]
     assert (before.numel, last.numel, last.number - before.number) == (2, 4, 3)  # those that were forgotten count on
 
 

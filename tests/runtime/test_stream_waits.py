@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-import tplab
+from tplab import launch
 from tplab.runtime import hooks
 from tplab.runtime.stream_waits import StreamWaits
 
@@ -61,13 +61,11 @@ def shares(program: str) -> tuple[float, int]:
 
 def test_what_travels_beside_a_product_is_not_waited_for() -> None:
     """Each collective has two pairs of marks, one apart: around its start, and around the wait for it."""
-    for program, whole in (("blocking", 8), ("beside a product", 18), ("functional", 18)):
-        assert list(tplab.launch(shares, 2, args=(program,))) == [(2 / whole, whole + 1)] * 2, program
-
-
-def test_where_nothing_is_sent_nothing_is_waited_for() -> None:
-    assert list(tplab.launch(shares, 1, args=("nothing",))) == [(0.0, 5)]
-    assert list(tplab.launch(shares, 1, args=("in a thread that nobody records",))) == [(0.0, 5)]
+    wholes = {"blocking": 8, "beside a product": 18, "functional": 18}
+    expected = [(2 / whole, whole + 1) for whole in wholes.values()]
+    nothing = ["nothing", "in a thread that nobody records"]
+    found = launch(lambda: [shares(program) for program in [*wholes, *nothing]], 2)
+    assert list(found) == [expected + [(0.0, 5)] * 2] * 2
 
 
 def test_a_block_is_over_when_the_stream_has_come_to_its_last_mark(monkeypatch) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from tests.viz import test_overlap
 from tests.viz.pictures import text_boxes
-from tests.viz.test_layer import SMALL
-from tests.viz.test_masks import mask
+from tests.viz.test_ranks import SMALL, mask
+from tests.viz.test_times import run
 from tplab import viz
+from tplab.cost.backward import mlp_backward
 from tplab.memory.meter import MemoryMeter
 from tplab.trace.rank_trace import RankTrace
 
@@ -69,9 +69,11 @@ REFUSED = [
     (lambda: viz.masks({"a": [torch.ones(3)]}),                         r"'a' is \[3\]"),
     (lambda: viz.masks({"a": [torch.ones(3, 33)]}),                     "at most 32 x 32"),
     (lambda: viz.schedule([[], []]),                                    "no actions"),
-    (lambda: viz.overlap({"one": test_overlap.run(0), "two": [RankTrace(0, [])]}), "nothing was traced in 'two'"),
+    (lambda: viz.overlap({"one": run(0), "two": [RankTrace(0, [])]}), "nothing was traced in 'two'"),
     (lambda: viz.against({}),                                           "no figures"),
     (lambda: viz.time_bars({"too many": NINE_PARTS}),                   "1 to 8 different parts"),
+    (lambda: viz.clock(mlp_backward(["dX", "dZ"]), kept="dY"),          "'dX' on rank 0 can't start without 'dZ'"),
+    (lambda: mlp_backward(["dY"]),                                      "'dY' is none of the steps"),
     (lambda: viz.mesh({}),                                              "at least one axis"),
     (lambda: viz.mesh({"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1]]}),   "dp don't hold each of the ranks 0 to 3 once"),
 ]
@@ -82,3 +84,13 @@ REFUSED = [
 def test_what_a_picture_cannot_show_is_refused(draw, says) -> None:
     with pytest.raises(ValueError, match=says):
         draw()
+
+
+def test_a_table_is_aligned_text_in_a_terminal_and_escaped_html_in_a_notebook() -> None:
+    rows = [{"run": "one process", "loss": "1.50", "bytes": 0}, {"run": "p = 4", "loss": "11.25", "bytes": None}]
+    lines = ["run           loss  bytes", "one process   1.50      0", "p = 4        11.25"]
+    assert repr(viz.table(rows)).splitlines() == lines
+    html = viz.table([{"a < b": "<i>"}])._repr_html_()
+    assert "a &lt; b" in html
+    assert "&lt;i&gt;" in html
+    assert "<i>" not in html

@@ -1,16 +1,13 @@
 """Pictures of memory: bars beside what a GPU has, live memory over a run, the three parallelisms."""
 
-import itertools
-
 import pytest
 import torch
-from matplotlib.colors import to_rgb
 from torch import nn
 
 from tests.viz.pictures import texts
 from tplab import viz
 from tplab.memory.config import PRESETS
-from tplab.memory.memory_bill import Bill, Layout, bill
+from tplab.memory.memory_bill import Bill, bill
 from tplab.memory.meter import MemoryMeter
 from tplab.viz.colors import rank_fill, tint
 from tplab.viz.memory import RED
@@ -61,18 +58,11 @@ def test_what_lies_beyond_the_capacity_is_red_and_the_first_part_that_does_not_f
         (0, 5, False), (5, 10, False), (15, 15, False), (30, 5, False),
     ]  # fmt: skip
     assert texts(picture) == ["65 GB: optimizer state does not fit", "35 GB: fits"]
-    assert texts(viz.bill(BILLS, capacity=60 * GB))[0] == "65 GB: activations do not fit"
-    assert texts(viz.bill(BILLS, capacity=9 * GB))[0] == "65 GB: weights do not fit"
-    assert texts(viz.bill(BILLS, capacity=65 * GB))[0] == "65 GB: fits"
-    assert texts(viz.bill(BILLS)) == ["65 GB", "35 GB"]
-    stage = viz.bill({"a stage": bill(PRESETS["GPT-3 175B"], Layout(tp=8, pp=16))}, capacity=80 * GB)
-    assert texts(stage) == ["79.4 GB: fits"]
+    verdicts = {60: "65 GB: activations do not fit", 9: "65 GB: weights do not fit", 65: "65 GB: fits", None: "65 GB"}
+    for capacity, verdict in verdicts.items():
+        assert texts(viz.bill(BILLS, capacity=capacity and capacity * GB))[0] == verdict
     small = viz.bill({"a small model": {"weights": 5 * 10**6, "activations": 24 * 10**6}})
-    assert small.axes[0].get_xlabel() == "MB"
-    assert texts(small) == ["29 MB"]
-    assert [bar.get_width() for bar in small.axes[0].patches] == [5, 24]
-    greys = [sum(to_rgb(patch.get_facecolor())) / 3 for patch in viz.bill({"one": BILLS["one"]}).axes[0].patches]
-    assert all(later - earlier > 0.1 for earlier, later in itertools.pairwise(greys))
+    assert (texts(small), small.axes[0].get_xlabel()) == (["29 MB"], "MB")
 
 
 def test_live_memory_draws_the_meter_s_curve_its_marks_and_its_limit() -> None:
@@ -82,7 +72,6 @@ def test_live_memory_draws_the_meter_s_curve_its_marks_and_its_limit() -> None:
     assert [round(value * 1e6) for value in line.get_ydata()] == meter.curve
     assert texts(picture) == ["build", "forward", "backward", "all there is"]
     assert f"{meter.peak / 1e6:.3g} MB" in repr(picture)
-    assert "all there is" not in texts(viz.live_memory(measured()))
 
 
 @pytest.mark.parametrize("p", [2, 4])

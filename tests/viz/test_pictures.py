@@ -1,19 +1,16 @@
-"""Pictures: one colour per rank, the numbers and names that belong on them, a size that fits a notebook, no window."""
+"""Pictures of matrices, products, traffic and curves, and the controls that choose a picture."""
 
-import colorsys
-import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
-from matplotlib.colors import to_rgb
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.viz.pictures import fills, texts
 from tplab import viz
 from tplab.runtime import Collective, Record
-from tplab.viz.colors import rank_color, rank_fill, rank_hatch, tint
+from tplab.viz.colors import rank_color, rank_fill, rank_hatch
 
 X, A = torch.arange(8.0).reshape(2, 4), torch.arange(32.0).reshape(4, 8)
 
@@ -40,14 +37,6 @@ PICTURES = {
 }
 
 
-def test_ranks_differ_in_colour_in_grey_and_in_hatch() -> None:
-    colors = [rank_color(rank) for rank in range(8)]
-    assert len(set(colors)) == len({rank_hatch(rank) for rank in range(8)}) == 8
-    greys = [colorsys.rgb_to_yiq(*to_rgb(color))[0] for color in colors[:4]]
-    assert all(abs(a - b) > 0.04 for a, b in itertools.combinations(greys, 2))
-    assert all(colorsys.rgb_to_yiq(*tint(color, 0.85))[0] < 0.8 for color in colors), "dark enough beside white"
-
-
 @pytest.mark.parametrize(
     ("tensor", "shown"),
     [
@@ -66,18 +55,16 @@ def test_matrices_take_any_tensor(tensor, shown) -> None:
     assert shown <= set(texts(viz.matrices({"t": tensor})))
 
 
-def test_matrices_have_the_colour_of_their_rank_and_headings_where_they_fit() -> None:
-    assert [color for color in fills(viz.matrices({"rank 1: X": X, "whole": X})) if color == rank_fill(1)]
-    both = viz.matrices({"out": [X, X]})
-    assert {"out, rank 0", "out, rank 1"} <= set(texts(both))
-    assert fills(both) == [rank_fill(0), rank_fill(1)]
+def test_matrices_have_the_color_of_their_rank_and_headings_where_they_fit() -> None:
+    assert len({rank_color(rank) for rank in range(8)}) == len({rank_hatch(rank) for rank in range(8)}) == 8
+    assert fills(viz.matrices({"out": [X, X]})) == [rank_fill(0), rank_fill(1)]
     named = viz.matrices({"a": X, "b": X[0], "c": X.T}, headings=["z", "da", "db", "dx"])
     assert texts(named).count("da") == 2
 
 
 def test_a_split_and_products_name_ranks_shapes_parts_and_terms() -> None:
-    picture = viz.split((8, 6), 0, 2, title="a title")
-    assert {"a title", "each rank holds [4, 6] of [8, 6]", "rank 0", "rank 1", "8", "6"} <= set(texts(picture))
+    picture = viz.split((8, 6), 0, 2)
+    assert "each rank holds [4, 6] of [8, 6]" in texts(picture)
     assert fills(picture) == [rank_fill(0), rank_fill(1)]
     assert "each rank holds [4] of [8]" in texts(viz.split(torch.zeros(8), -1, 2))
     column = texts(viz.product(X, A, kind="column", p=2))
@@ -87,10 +74,8 @@ def test_a_split_and_products_name_ranks_shapes_parts_and_terms() -> None:
 
 
 def test_traffic_shows_calls_and_bytes_of_every_rank() -> None:
-    picture = viz.traffic(RESULTS, title="seen")
+    picture = viz.traffic(RESULTS)
     assert texts(picture) == ["1 call, 2.05 kB", "1 call, 2.05 kB", "1 call, 0 B"]
-    labels = [label.get_text() for label in picture.axes[0].get_yticklabels()]
-    assert labels == ["all_reduce  rank 0", "rank 1", "barrier  rank 1"]
     assert [patch.get_width() for patch in picture.axes[0].patches] == [2048, 2048, 0]
     assert "nothing was sent" in texts(viz.traffic(Record()))[0]
     to_scale = viz.traffic(RESULTS, scale=4096)
@@ -99,32 +84,27 @@ def test_traffic_shows_calls_and_bytes_of_every_rank() -> None:
 
 def test_the_timeline_has_a_lane_per_rank_and_a_box_per_collective() -> None:
     (axes,) = viz.timeline(RESULTS).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
     boxes = [patch for patch in axes.patches if patch.get_hatch()]
     assert len(axes.patches) - len(boxes) == 2, "two lanes"
     assert [round(box.get_width()) for box in boxes] == [1400, 400, 1000]
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"computes", "in all_reduce", "in barrier"}
     unfinished = SimpleNamespace(record=Record([collective(0, "all_reduce", 4, 1.0, None)]), spans=[(0.5, 3.0)])
     assert [round(patch.get_width()) for patch in viz.timeline(unfinished).axes[0].patches] == [2500, 2000]
 
 
 def test_curves_that_coincide_stay_visible() -> None:
-    picture = viz.curves({"one process": torch.tensor([3.0, 2.0]), "p = 2": [3.0, 2.0], "p = 4": [3.0, 2.0]})
-    lines = picture.axes[0].get_lines()
+    lines = viz.curves({name: torch.tensor([3.0, 2.0]) for name in ("one process", "p = 2", "p = 4")}).axes[0].lines
     assert [list(line.get_ydata()) for line in lines] == [[3.0, 2.0]] * 3
     widths = [line.get_linewidth() for line in lines]
     assert widths == sorted(set(widths), reverse=True)
-    assert len({line.get_color() for line in lines}) == 3
 
 
 def test_outside_a_notebook_controls_give_the_picture_where_they_are_told_to_start() -> None:
-    choices, start = {"p": (2, 4), "kind": ["column", "row"]}, {"p": 4}
+    choices = {"p": (2, 4), "kind": ["column", "row"]}
     assert viz.explore(lambda p, kind: (p, kind), **choices) == (2, "column")
-    assert viz.explore(lambda p, kind: (p, kind), **choices, start=start) == (4, "column")
-    frames, place = {2: ["a", "b"], 4: ["c", "d", "e"]}, {"p": 4, "step": 2}
+    assert viz.explore(lambda p, kind: (p, kind), **choices, start={"p": 4}) == (4, "column")
+    frames = {2: ["a", "b"], 4: ["c", "d", "e"]}
     assert viz.play(lambda p: frames[p], p=(2, 4)) == "a"
-    assert viz.play(lambda p: frames[p], p=(2, 4), start=place) == "e"
-    assert (start, place) == ({"p": 4}, {"p": 4, "step": 2})
+    assert viz.play(lambda p: frames[p], p=(2, 4), start={"p": 4, "step": 2}) == "e"
 
 
 CELLS = """
@@ -138,7 +118,7 @@ box
 ---
 box.children[0].value = 4
 box.children[1].value = "row"
-seen, [type(child).__name__ for child in box.children]
+seen
 ---
 ran, drawn = [], []
 def show(p, step):
@@ -156,12 +136,10 @@ steps.value = 2         # as the page does while it plays
 button.playing = True
 slider.value = 4        # another run: it begins at its start, and waits for the button
 steps.value = 3
-[type(child).__name__ for child in player.children], before, button.playing, (button.value, button.max, steps.max)
+before, button.playing, (button.value, button.max, steps.max)
 ---
 slider.value = 1        # a run that's shorter than the step shown before
 ran, drawn, steps.value, steps.max
----
-viz.split((4, 4), 0, 2)
 """
 
 
@@ -169,14 +147,12 @@ viz.split((4, 4), 0, 2)
 def test_in_a_real_kernel_sliders_redraw_the_picture_and_play_shows_each_step_of_the_chosen_run() -> None:
     notebook = new_notebook(cells=[new_code_cell(source) for source in CELLS.split("---")])
     NotebookClient(notebook, timeout=120).execute()
-    explored, moved, _, played, shorter, plain = (cell["outputs"][-1] for cell in notebook["cells"])
+    explored, *others = (cell["outputs"][-1] for cell in notebook["cells"])
     assert "widget-view" in str(explored)
-    said = [output["data"]["text/plain"].replace("\n", "") for output in (moved, played, shorter, plain)]
-    assert said[0] == ("([(2, 'column'), (4, 'column'), (4, 'row')], ['SelectionSlider', 'SelectionSlider', 'Output'])")
-    assert said[1] == "(['SelectionSlider', 'Play', 'IntSlider', 'Output'], (1, 2, 1, 2, 500), False, (0, 4, 4))"
-    assert said[2] == "([2, 4, 1], [(2, 1), (2, 2), (4, 0), (4, 3), (1, 0)], 0, 1)", "each picture is drawn once"
-    assert said[3].startswith("<[4, 4] cut along dimension 0")
-    assert set(plain["data"]) == {"image/png", "text/plain"}
+    moved, _, played, shorter = (output["data"].get("text/plain", "").replace("\n", "") for output in others)
+    assert moved == "[(2, 'column'), (4, 'column'), (4, 'row')]"
+    assert played == "((1, 2, 1, 2, 500), False, (0, 4, 4))"
+    assert shorter == "([2, 4, 1], [(2, 1), (2, 2), (4, 0), (4, 3), (1, 0)], 0, 1)", "each picture is drawn once"
     state = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
     held = [widget["state"]["outputs"] for widget in state.values() if widget["model_name"] == "OutputModel"]
     shown = [output["metadata"]["image/png"]["alt"] for outputs in held for output in outputs if "data" in output]

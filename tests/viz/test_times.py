@@ -1,0 +1,161 @@
+"""Pictures of times: operations on the clock, cost models, overlap, pipeline schedules, and training runs."""
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+from tests.viz.pictures import texts
+from tplab import viz
+from tplab.cost.backward import mlp_backward
+from tplab.pipeline.schedule_order import simulate
+from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from tplab.trace.rank_trace import RankTrace, Span
+from tplab.viz.colors import RED, tint
+
+WAITING = ["dZ", "dB", "dX", "start", "wait", "dA"]
+HIDDEN = ["dZ", "dX", "start", "dB", "dA", "wait"]
+ROWS = {
+    "p = 1": {"compute": 8e-3, "communicate": 0.0},
+    "p = 2": {"compute": 4e-3, "communicate": 1e-3},
+    "p = 8": {"compute": 1e-3, "communicate": 2e-3},
+}
+PAIRS = {"1 GPU": (30.0, 33.0), "8 GPUs": (24.0, 22.8), "64 GPUs": (20.0, 20.0)}
+SAVED = {"plain": {"attention": 3000, "MLP": 5000}, "recomputed": {"input": 1000}}
+SCHEDULES = {
+    "1F1B": one_f_one_b(4, 8),
+    "zero bubble": zero_bubble(4, 8),
+    "many": interleaved(4, 24, 3),
+    "one rank": gpipe(1, 1),
+}
+LOSSES = [(step, 7.0 - 0.05 * step) for step in range(1, 61)]
+SPEEDS = [(step, 9000.0 + 100 * (step % 5)) for step in range(1, 61)]
+HELD_OUT = [(20, 6.1), (60, 4.1)]
+TWO = {"one rank": [7.0, 6.5, 6.2], "tp = 2": [7.0, 6.5, 6.2]}
+APART = [0.0, 1e-7, -3e-7]
+LINES = {"measured": {1: 1.0, 2: 1.7}, "cost model": {1: 1.0, 2: 1.8}, "published": {1: 1.0, 2: 1.64, 8: 2.98}}
+
+
+def clock(order, **times):
+    return viz.clock(mlp_backward(order, **times), kept="dY")
+
+
+def run(shift, p=2):
+    """Two matmuls, a transposition, and a sum that begins `shift` seconds after them."""
+    spans = [
+        Span("compute", "mm", 5.0, 5.004),
+        Span("compute", "mm", 5.004, 5.009),
+        Span("compute", "t", 5.009, 5.00901),
+        Span("communicate", "all_reduce", 5.009 + shift, 5.012 + shift),
+    ]
+    return [RankTrace(rank, spans) for rank in range(p)]
+
+
+RUNS = {"before": run(0.00001), "after": run(-0.004)}
+PICTURES = {
+    "an order that waits": lambda: clock(WAITING)[-1],
+    "a message that takes four times as long": lambda: clock(HIDDEN, message=32)[-1],
+    "one operation": lambda: clock(WAITING)[0],
+    "bars": lambda: viz.time_bars(ROWS, title="t"),
+    "pairs": lambda: viz.against(PAIRS, title="t"),
+    "saved activations": lambda: viz.saved_activations(SAVED),
+    "two runs of a layer": lambda: viz.overlap(RUNS, title="a column-parallel layer"),
+    **{name: lambda made=made: viz.schedule(simulate(made), title="t") for name, made in SCHEDULES.items()},
+    "a run": lambda: viz.training(LOSSES, SPEEDS, evaluations=HELD_OUT),
+    "two runs": lambda: viz.compared(TWO, APART),
+    "scaling": lambda: viz.scaling(LINES),
+}
+
+
+def red(axes):
+    """The bars that show a wait."""
+    return [bar for bar in axes.patches if to_hex(bar.get_facecolor()) == to_hex(tint(RED, 0.6))]
+
+
+@pytest.mark.parametrize(
+    ("order", "message", "total", "waits", "kept"),
+    [(WAITING, 8, 28, 8, 10), (HIDDEN, 8, 20, 0, 15), (HIDDEN, 16, 26, 6, 15)],
+)
+def test_the_last_picture_of_a_clock_shows_all_times(order, message, total, waits, kept):
+    *_, picture = frames = clock(order, message=message)
+    assert len(frames) == 4 + 1 + bool(waits), "one for each operation that takes time, and one for each wait"
+    assert picture.caption == f"{total} ms in total, {waits} ms of them spent waiting"
+    assert sum(bar.get_width() for bar in red(picture.axes[0])) == waits
+    (line,) = picture.axes[0].lines
+    assert list(line.get_xdata()) == [0, kept]
+
+
+def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_sum_or_the_note_they_are_given():
+    picture = viz.time_bars(ROWS, notes={"p = 8": "33 %"})
+    drawn = [(round(bar.get_x(), 9), round(bar.get_width(), 9)) for bar in picture.axes[0].patches]
+    assert drawn == [(0, 8), (8, 0), (0, 4), (4, 1), (0, 1), (1, 2)]
+    assert texts(picture) == ["8 ms", "5 ms", "33 %"]
+    assert texts(viz.saved_activations(SAVED)) == ["8 kB", "1 kB"]
+    labels = [viz.time_bars({"a": {"x": x}}).axes[0].get_xlabel() for x in (2e-5, 2e-3, 2.0)]
+    assert labels == ["microseconds", "milliseconds", "seconds"]
+
+
+def test_pairs_are_drawn_where_they_are_and_say_how_far_the_second_is_off():
+    picture = viz.against(PAIRS, unit="teraFLOP/s")
+    lines = {line.get_label(): list(line.get_xdata()) for line in picture.axes[0].lines if line.get_marker() == "o"}
+    assert lines == {"published": [30, 24, 20], "the model": [33, 22.8, 20]}
+    assert texts(picture) == ["+10%", "-5%", "+0%"]
+
+
+@pytest.mark.parametrize("runs", [RUNS, {"four": run(0, p=4)}])
+def test_every_span_is_a_bar_at_its_time_in_the_lane_of_its_rank(runs):
+    for axes, traces in zip(viz.overlap(runs).axes, runs.values(), strict=True):
+        begin = min(span.start for trace in traces for span in trace.spans)
+        drawn = {
+            (round(b.get_x(), 6), round(b.get_width(), 6), round(b.get_y() + b.get_height() / 2), bool(b.get_hatch()))
+            for b in axes.patches
+        }
+        for rank, trace in enumerate(traces):
+            for span in trace.spans:
+                sends = span.lane == "communicate"
+                bar = round((span.start - begin) * 1e3, 6), round((span.end - span.start) * 1e3, 6), 2 * rank + sends
+                assert (*bar, sends) in drawn, "communication is hatched and computation is not"
+
+
+def test_two_runs_have_one_scale_say_what_was_hidden_and_show_waits_in_red():
+    before, after = viz.overlap(RUNS, title="t").axes
+    assert before.get_xlim() == after.get_xlim()
+    assert before.get_title(loc="left").startswith("before: 0% and 0%")
+    assert after.get_title(loc="left").startswith("after: 100% and 100%")
+    assert [bar.get_width() for bar in red(before)] == pytest.approx([3.0, 3.0]), "one bar per rank"
+    assert red(after) == [], "the sum is done before the matmul"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_action_is_a_box_of_its_length_in_the_lane_of_its_rank(name):
+    spans = simulate(SCHEDULES[name])
+    picture = viz.schedule(spans)
+    drawn = [patch for patch in picture.axes[0].patches if isinstance(patch, Rectangle)]
+    found = {(box.get_x(), box.get_width(), round(box.get_y() + box.get_height() - 0.4)) for box in drawn}
+    assert found == {(s.start, s.end - s.start, rank) for rank, row in enumerate(spans) for s in row}
+    numbers = sorted(str(span.action.micro_batch) for row in spans for span in row)
+    assert sorted(texts(picture)) == (numbers if name != "many" else [])
+    assert len({box.get_height() for box in drawn}) == (3 if name == "many" else 1), "chunks differ in height"
+
+
+def test_a_run_is_drawn_as_it_was():
+    left, right = viz.training(LOSSES, SPEEDS, evaluations=HELD_OUT).axes
+    drawn = [[tuple(map(float, point)) for point in line.get_xydata()] for line in (*left.lines, right.lines[0])]
+    assert drawn == [LOSSES, HELD_OUT, SPEEDS]
+    assert right.get_ylim()[0] == 0
+    assert len(viz.training(LOSSES).axes) == 1
+
+
+def test_two_runs_lie_on_each_other_and_their_difference_below():
+    above, below = viz.compared(TWO, APART, steps=[10, 20, 30]).axes
+    drawn = [*above.lines, below.lines[-1]]
+    assert [list(line.get_ydata()) for line in drawn] == [*TWO.values(), APART]
+    assert [list(line.get_xdata()) for line in drawn] == [[10, 20, 30]] * 3
+    assert above.lines[0].get_linewidth() > 2 * above.lines[1].get_linewidth(), "the lower one has to be seen"
+    low, high = below.get_ylim()
+    assert low == -high < -3e-7
+    assert viz.compared(TWO, [0.0] * 3).axes[1].get_ylim()[1] > 0
+
+
+def test_speed_over_ranks_has_the_ideal_beside_it():
+    drawn = {line.get_label(): dict(zip(*line.get_data(), strict=True)) for line in viz.scaling(LINES).axes[0].lines}
+    assert drawn == {"as many times as ranks": {1: 1, 2: 2, 8: 8}, **LINES}
