@@ -320,7 +320,7 @@ def run_all() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return list(tplab.launch(run_all, 2, backend="gloo", timeout=None))
+    return list(tplab.launch(run_all, 2, backend="gloo", timeout=240))
 
 
 def test_results_arrive_at_wait_whatever_the_order(ranks) -> None:
