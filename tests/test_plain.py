@@ -169,11 +169,6 @@ LAYERS = {
         lambda layer, x, memory, causal: layer(x, src_key_padding_mask=padding(SEQUENCE)),
         lambda layer, x, memory: layer(x, key_padding_mask=padding(SEQUENCE)),
     ),
-    "causal": (
-        {},
-        lambda layer, x, memory, causal: layer(x, src_mask=causal, is_causal=True),
-        lambda layer, x, memory: layer(x),
-    ),
     "decoder": (
         {"cross_attention": True},
         lambda layer, x, memory, causal: layer(x, memory, causal, memory_key_padding_mask=padding(MEMORY)),

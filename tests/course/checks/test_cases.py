@@ -22,31 +22,8 @@ class Length(Case):
         return f"{name} of {self.n} numbers"
 
 
-CASES = (Length(), Length(n=5), Length(n=2, groups=GROUPS))
 WHOSE = "Which call was not given its group?"
-
-
-def draw(case, generator, size):
-    return random_tensor(generator, size, case.n)
-
-
-def give(case, problem, place):
-    return problem[place.index]
-
-
-def run(answer, case, given, group):
-    return observe(lambda x: answer(x, group), None, inputs={"x": given})
-
-
-def right(case, problem, place):
-    return {"out": problem.sum(0), "forward traffic": place.traffic(("all_reduce", case.n))}
-
-
-ROWS = (
-    Row(WHOSE, "", symptoms=("in groups",)),
-    Row("Whose numbers are missing?", "", symptoms=("only out, forward traffic",)),
-    Row("What raised?", "", symptoms=("crash",)),
-)
+ROWS = (Row(WHOSE, "", symptoms=("in groups",)), Row("Whose numbers are missing?", "", symptoms=("only out",)))
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +31,13 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ROWS))
 
 
-SUM = OnRanks(cases=CASES, draw=draw, give=give, run=run, right=right)
+SUM = OnRanks(
+    cases=(Length(), Length(n=2, groups=GROUPS)), draw=lambda case, generator, size: random_tensor(generator, size, 3),
+    give=lambda case, problem, place: problem[place.index],
+    run=lambda answer, case, given, group: observe(lambda x: answer(x, group), None, inputs={"x": given}),
+    right=lambda case, problem, place: {"out": problem.sum(0), "forward traffic": place.traffic(("all_reduce", 3))},
+    world_sizes=(4, 2),
+)  # fmt: skip
 exercise("90.71", "a sum", takes=["total"], trials=[SUM], passed="")
 
 
@@ -70,28 +53,11 @@ def refused(answer) -> CheckFailed:
     return failure.value
 
 
-def test_the_right_answer_is_run_on_all_sizes_and_in_groups():
-    assert "out, forward traffic, inputs unchanged, on every rank at p = 1, 2, 4" in check("90.71", total).compared
-
-
-def test_a_mistake_is_named_with_its_case_and_asked_about():
-    failure = refused(lambda x, group: total(x, group) if len(x) == 3 else 1 * x)
-    assert failure.headline == "Exercise 90.71, p = 2, <lambda> of 5 numbers: wrong on every rank (right at p = 1)."
-    assert failure.question == "Whose numbers are missing?"
-
-
 def test_a_group_that_was_ignored_is_asked_about():
     failure = refused(lambda x, group: total(x, None))
-    assert failure.headline.startswith(
-        "Exercise 90.71, p = 4, <lambda> of 2 numbers in groups [0, 2] and [1, 3]: wrong"
-    )
+    headline = "Exercise 90.71, p = 4, <lambda> of 2 numbers in groups [0, 2] and [1, 3]: wrong"
+    assert failure.headline.startswith(headline)
     assert failure.question.endswith(WHOSE)
-
-
-def test_a_crash_names_its_case():
-    failure = refused(lambda x, group: total(x, group) if len(x) == 3 else x + None)
-    assert failure.headline.startswith("Exercise 90.71, p = 1, <lambda> of 5 numbers: your code fails on rank 0")
-    assert failure.question == "What raised?"
 
 
 def test_an_answer_that_fails_only_when_cases_follow_one_another_is_refused():
@@ -115,5 +81,5 @@ def test_what_is_expected_may_depend_on_what_the_group_observed():
 
     trial = replace(SUM, cases=[Length(n=1, groups=GROUPS)], right=drawn_by_ranks, world_sizes=[4])
     exercise("90.78", "anything", takes=["anything"], trials=[trial], passed="")
-    check("90.78", lambda x, group: 0 * x + dist.get_rank())
+    check("90.78", lambda x, group: 0 * x[:1] + dist.get_rank())
     assert seen == [((0, 2), [[0], [2]]), ((1, 3), [[1], [3]])] * 2

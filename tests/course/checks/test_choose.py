@@ -6,25 +6,42 @@ from tplab.course.checks.choose import about_report, fits
 from tplab.course.checks.differences import Difference, Differences
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Row, Table, shared, tables
 
-WRONG = Differences(3, [Difference("out", 0, "sum of x[1]", "it's a sum"), Difference("dx", 1, "1/p", "too small")])
+
+def found(*named: tuple[str, int, str], p: int = 3, note: str = "") -> Differences:
+    return Differences(p, [Difference(*one, f"text of {one[0]}") for one in named], note=note)
+
+
+WRONG = found(("out", 0, "sum of x[1]"), ("dx", 1, "1/p"), note="x with 3 dimensions")
+OUT = found(("out", 0, "value"), ("dx", 0, "not run"))
 
 
 @pytest.mark.parametrize(
-    ("symptom", "expected"),
+    ("symptom", "differences", "expected"),
     [
-        ("out: sum of x[1]", True),
-        ("out: sum of x.*", True),
-        ("out: sum of", False),
-        ("out: zeros / sum of .*", True),
-        ("dx: 1/p", True),
-        ("dx: p times / 1/p and p = 3", True),
-        ("p = 3", True),
-        ("p = 1", False),
-        ("out and not p = 30", True),
+        ("out: sum of x[1]", WRONG, True),  # a kind of difference is given by its words or a pattern
+        ("out: sum of x.*", WRONG, True),
+        ("out: sum of", WRONG, False),
+        ("out: zeros / sum of .*", WRONG, True),
+        ("dx: p times / 1/p and p = 3", WRONG, True),
+        ("p = 1", WRONG, False),
+        ("out and not p = 30", WRONG, True),
+        ("out and case 3 dim", WRONG, True),
+        ("out and case 2 dim", WRONG, False),
+        ("only dx", WRONG, False),  # exactly the observations that differ
+        ("only dx, out", WRONG, True),
+        ("only out", OUT, True),  # what was not run is no difference
+        ("only dx, out", OUT, False),
+        ("dx", OUT, False),
+        ("some out", WRONG, True),  # on some ranks, and not on all
+        ("some out", found(*(("out", rank, "value") for rank in range(3))), False),
+        ("some dW", WRONG, False),
+        ("malformed", OUT, False),
+        ("malformed", found(("db", 1, "none")), False),  # only an output can be
+        *(("malformed", found(("out", 0, kind)), True) for kind in ("none", "type", "structure", "dtype", "missing")),
     ],
 )
-def test_a_kind_of_difference_is_given_by_its_words_or_a_pattern(symptom, expected):
-    assert fits(symptom, WRONG) is expected
+def test_a_symptom_fits_what_differs(symptom, differences, expected):
+    assert fits(symptom, differences) is expected
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
-from tplab.course.checks import Case, DefaultDevice, Twin, observe, run_ranks
+from tplab.course.checks import Case, DefaultDevice, Twin
 from tplab.course.checks.exercises import check
 from tplab.course.checks.trials import OnRanks, Trial, exercise
 from tplab.course.feedback.verdict import CheckFailed
@@ -17,18 +15,6 @@ def marks(function) -> str:
     with DefaultDevice() as watch:
         out = function(x)
     return watch.problem({"out": out})
-
-
-def filled(x):
-    out = torch.empty(x.shape, device=x.device)
-    out[:] = x
-    return out
-
-
-def layer(x):
-    weight = nn.Parameter(torch.empty(5, 4))
-    nn.init.zeros_(weight)
-    return F.linear(x, weight)
 
 
 class InBackward(torch.autograd.Function):
@@ -49,8 +35,6 @@ def backward(x):
 
 RIGHT = {
     "like the input": lambda x: x + torch.zeros_like(x),
-    "of its device": filled,
-    "a new tensor": lambda x: x.new_zeros(3, 4) + x,
     "a single number": lambda x: x * torch.tensor(2.0),
     "moved there": lambda x: x + torch.zeros(3, 4).to(x.device),
     "moved to a tensor": lambda x: x + torch.zeros(3, 4).to(x),
@@ -68,20 +52,14 @@ WRONG = {
     "moved to the CPU": lambda x: x.cpu() * 2,
     "moved to the CPU by name": lambda x: x.to("cpu"),
     "another dtype on the way": lambda x: x + torch.zeros(3, 4, dtype=torch.float64).float(),
-    "a parameter": layer,
     "filled and returned": lambda x: torch.empty(3, 4).copy_(x),
     "backward": backward,
 }
 
 
-@pytest.mark.parametrize("function", RIGHT.values(), ids=RIGHT)
-def test_nothing_is_said_where_nothing_is_wrong(function):
-    assert marks(function) == ""
-
-
-@pytest.mark.parametrize("function", WRONG.values(), ids=WRONG)
-def test_a_tensor_on_the_cpu_is_noticed(function):
-    assert "on the CPU" in marks(function)
+@pytest.mark.parametrize("name", [*RIGHT, *WRONG])
+def test_only_a_tensor_on_the_cpu_is_noticed(name):
+    assert ("on the CPU" in marks((RIGHT | WRONG)[name])) == (name in WRONG)
 
 
 TWICE = OnRanks(
@@ -103,18 +81,6 @@ def test_it_is_told_once_all_else_is_right(monkeypatch):
 
     wrong = told(lambda x: x + torch.ones(2))
     assert "wrong device" in wrong.headline
-    assert "on a machine with a GPU, add would get a tensor of shape [2] on the CPU" in wrong.rows[0][2]
+    assert "add would get a tensor of shape [2] on the CPU" in wrong.rows[0][2]
     assert wrong.question == shared("device")
     assert "wrong device" not in told(lambda x: x + torch.zeros(2)).headline
-    check("90.95", lambda x: 2 * x)
-
-
-def watched_backward() -> str:
-    x = torch.ones(2)
-    with DefaultDevice() as watch:
-        seen = observe(InBackward.apply, None, inputs={"x": x})
-    return watch.problem(seen)
-
-
-def test_backward_is_watched_on_ranks_too():
-    assert all("on the CPU" in said for said in run_ranks(watched_backward, 2))

@@ -46,24 +46,25 @@ LAYER = Layer(
 )  # fmt: skip
 
 
-def wrong_names(layer: Layer, answer: type, case: Built | None = None) -> set[str]:
-    case = case or Built()
-    problem = layer._draw(case, torch.Generator().manual_seed(0), 2)
-    places = [Place(rank, (0, 1), 2) for rank in range(2)]
-    given = [layer._give(case, problem, place) for place in places]
+def wrong_names(*pairs: tuple[Layer, type]) -> list[set[str]]:
+    """What is wrong with each answer on two ranks, which all share a launch."""
+    case, places = Built(), [Place(rank, (0, 1), 2) for rank in range(2)]
+    problems = [layer._draw(case, torch.Generator().manual_seed(0), 2) for layer, _ in pairs]
+    given = [
+        [layer._give(case, problem, place) for place in places]
+        for (layer, _), problem in zip(pairs, problems, strict=True)
+    ]
     run = layers._run
 
     def on_rank():
-        return run(layer, answer, case, given[torch.distributed.get_rank()], None)
+        rank = torch.distributed.get_rank()
+        return [run(*pair, case, each[rank], None) for pair, each in zip(pairs, given, strict=True)]
 
-    expected = [layer._right(case, problem, place) for place in places]
-    return compare_ranks(2, launch(on_rank, 2), expected)[0].names
-
-
-def test_a_layer_may_have_more_inputs_and_no_bias():
-    assert wrong_names(LAYER, TwoInputs) == set()
-    assert wrong_names(LAYER, WithoutF) == {"dx", "dmemory", "backward traffic"}
-    assert LAYER._draw(Built(), torch.Generator(), 2).weights["weight"].abs().max() < 0.1
+    ranks, found = launch(on_rank, 2), []
+    for number, ((layer, _), problem) in enumerate(zip(pairs, problems, strict=True)):
+        expected = [layer._right(case, problem, place) for place in places]
+        found.append(set(compare_ranks(2, [rank[number] for rank in ranks], expected)[0].names))
+    return found
 
 
 class Biased(nn.Linear):
@@ -71,13 +72,17 @@ class Biased(nn.Linear):
         super().__init__(i, o, bias, device, dtype)
 
 
-def test_only_a_layer_with_its_own_bias_has_to_start_it_at_zero():
-    layer = Layer(
-        of="Biased", sizes=(4, 3), width=4, weights={"weight": Weight("W", (3, 4)), "bias": Weight("b", (3,))},
-        formula=lambda case, x, w: x @ w["W"].T + w["b"],
-    )  # fmt: skip
-    assert wrong_names(layer, Biased) == {ZERO}
-    assert wrong_names(replace(layer, bias_at_zero=False), Biased) == set()
+BIASED = Layer(
+    of="Biased", sizes=(4, 3), width=4, weights={"weight": Weight("W", (3, 4)), "bias": Weight("b", (3,))},
+    formula=lambda case, x, w: x @ w["W"].T + w["b"],
+)  # fmt: skip
+
+
+def test_a_layer_may_have_more_inputs_and_no_bias_and_only_its_own_bias_has_to_start_at_zero():
+    assert wrong_names(
+        (LAYER, TwoInputs), (LAYER, WithoutF), (BIASED, Biased), (replace(BIASED, bias_at_zero=False), Biased)
+    ) == [set(), {"dx", "dmemory", "backward traffic"}, {ZERO}, set()]
+    assert LAYER._draw(Built(), torch.Generator(), 2).weights["weight"].abs().max() < 0.1
 
 
 @pytest.mark.parametrize(

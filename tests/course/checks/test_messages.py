@@ -55,10 +55,10 @@ def test_answers_after_one_that_leaves_a_message_behind_get_their_own_messages()
             assert [[float(rank["out"]) for rank in ranks] for ranks in cases] == [[11.0, 10.0]] * 2
 
 
-def a_forgotten_send(kept):
+def a_forgotten_send():
     """Rank 1 asks for the message once its sender has thrown the request away."""
     x, group = torch.tensor([7.0]), dist.new_group()
-    with kept() as _, record() as section:
+    with messages_kept(), record() as section:
         if dist.get_rank() == 0:
             dist.isend(x + 1, 1)
         dist.barrier(group)
@@ -73,10 +73,7 @@ def half_a_message():
     return one_sided(section)
 
 
-def test_a_message_arrives_even_if_its_sender_forgets_it():
-    assert list(launch(a_forgotten_send, 2, args=(messages_kept,))) == [(7.0, False), (8.0, False)]
-
-
-def test_every_rank_hears_of_half_a_message():
-    assert list(launch(half_a_message, 2)) == [True, True]
-    assert list(launch(half_a_message, 1)) == [False]
+def test_a_message_arrives_even_if_its_sender_forgets_it_and_every_rank_hears_of_half_a_message():
+    ranks = launch(lambda: (a_forgotten_send(), half_a_message()), 2)
+    assert list(ranks) == [((7.0, False), True), ((8.0, False), True)]
+    assert one_sided([]) is False, "without ranks"

@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from tplab.course.checks import Case, Twin, random_tensor, trials
 from tplab.course.checks.cases import FIRST_CALL, Batch, Place
-from tplab.course.checks.choose import about_report, fits
-from tplab.course.checks.differences import Difference, Differences
+from tplab.course.checks.choose import about_report
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms import alone
 from tplab.course.checks.forms.alone import Alone, Call, one
+from tplab.course.checks.run_answer import TIMEOUT
 from tplab.course.checks.trials import Expected, OnRanks, compare_case, exercise, question_for_case
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared, tables
@@ -34,7 +34,6 @@ TABLE = """
 - one more: `return y` → `return y + 1`
 
 ### Who waits for whom?
-- only rank 0 (fails): `dist.all_reduce(y)` → `dist.all_reduce(y) if dist.get_rank() == 0 else None`
 - when stuck
 
 ### Which rank is missing from the group?
@@ -95,23 +94,13 @@ def exercise_90(chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     exercise("90.81", "Add", takes=["total"], trials=[the_trial()], passed="It adds.")
 
 
-def question(answer) -> str:
-    with pytest.raises(CheckFailed) as failed:
-        check("90.81", answer)
-    return failed.value.question
-
-
-def test_a_right_answer_passes():
-    assert "It adds." in str(check("90.81", total))
-
-
 def test_what_an_answer_prints_stands_below_its_case(capsys):
     def printing(x):
         print("the answer", end=" ")
         print("prints")
         return total(x)
 
-    check("90.81", printing)
+    assert "It adds." in str(check("90.81", printing))
     lines = capsys.readouterr().out.splitlines()
     printed = [line for line in lines if line.startswith("[rank 1]")]
     assert printed[:2] == ["[rank 1] p = 4, printing:", "[rank 1] the answer prints"]
@@ -119,47 +108,44 @@ def test_what_an_answer_prints_stands_below_its_case(capsys):
     assert len(set(titles)) == len(titles) > 2, "each case has one title"
 
 
-def test_an_answer_that_does_the_same_as_a_known_mistake_gets_its_question():
-    def one_more(x):
-        one = torch.ones(())
-        y = x + one / dist.get_world_size()
-        dist.all_reduce(y)
-        return y
-
-    assert question(one_more) == "Is one added?"
+def one_more(x):
+    y = x + torch.ones(()) / dist.get_world_size()
+    dist.all_reduce(y)
+    return y
 
 
-def test_a_mistake_that_nobody_listed_gets_a_question_by_its_symptom():
-    def adds_zeros(x):
-        dist.all_reduce(torch.zeros_like(x))
-        return x.clone()
-
-    assert question(adds_zeros) == "Which collective adds?"
+def adds_zeros(x):
+    dist.all_reduce(torch.zeros_like(x))
+    return x.clone()
 
 
-def test_the_driver_sees_by_itself_that_a_rank_is_missing_or_counted_twice():
-    def without_rank_2(x):
-        y = x * (dist.get_rank() != 2)
-        dist.all_reduce(y)
-        return y
-
-    assert question(without_rank_2) == shared("missing rank")
-
-    def with_rank_2_twice(x):
-        y = x * (1 + (dist.get_rank() == 2))
-        dist.all_reduce(y)
-        return y
-
-    assert question(with_rank_2_twice) == shared("doubled rank")
+def without_rank_2(x):
+    y = x * (dist.get_rank() != 2)
+    dist.all_reduce(y)
+    return y
 
 
-def test_what_fits_nothing_gets_a_question_that_any_exercise_may_ask():
-    def squares(x):
-        y = x * x
-        dist.all_reduce(y)
-        return y
+def rank_0_never_ends(x):
+    while dist.get_rank() == 0:
+        pass
+    return total(x)
 
-    assert question(squares) == shared("other")
+
+@pytest.mark.parametrize(
+    ("answer", "asked"),
+    [
+        (one_more, "Is one added?"),  # it does the same as a known mistake
+        (adds_zeros, "Which collective adds?"),  # a symptom of a mistake that nobody listed
+        (without_rank_2, shared("missing rank")),  # the driver sees it by itself
+        (rank_0_never_ends, shared("late")),
+    ],
+)
+def test_a_wrong_answer_gets_its_question(answer, asked):
+    trial = replace(the_trial(), timeout=1.0 if answer is rank_0_never_ends else TIMEOUT)
+    exercise("90.81", "Add", takes=["total"], trials=[trial], passed="It adds.")
+    with pytest.raises(CheckFailed) as failed:
+        check("90.81", answer)
+    assert failed.value.question == asked
 
 
 def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
@@ -194,25 +180,6 @@ def test_a_call_that_is_not_about_ranks_shows_no_number_of_ranks(shows, report):
     assert failed.value.report == report
 
 
-def test_ranks_that_wait_for_each_other_get_the_question_for_it():
-    def only_one(x):
-        if dist.get_rank() == 0:
-            dist.all_reduce(x)
-        return x
-
-    assert question(only_one) == "Who waits for whom?"
-
-
-def test_an_answer_that_never_ends_is_told_so_after_the_time_that_the_trial_grants():
-    def rank_0_never_ends(x):
-        while dist.get_rank() == 0:
-            pass
-        return total(x)
-
-    exercise("90.81", "Add", takes=["total"], trials=[replace(the_trial(), timeout=1.0)], passed="It adds.")
-    assert question(rank_0_never_ends) == shared("late")
-
-
 @pytest.mark.parametrize("first", ["right", "wrong"])
 def test_only_an_answer_whose_calls_differ_is_told_that_it_keeps_something(first):
     case, place = Case(twin=Twin.AGAIN), Place(0, (0,), 1)
@@ -240,26 +207,19 @@ def test_what_is_right_is_computed_once_per_case_unless_it_depends_on_what_the_r
     assert len(calls) == (2 if uses_observations else 1)
 
 
-def test_a_question_about_a_failed_run_may_depend_on_the_case_and_on_its_groups():
+MISSING, DROPPED = "Which rank is missing from the group?", "Which call doesn't pass its group?"
+
+
+@pytest.mark.parametrize(
+    ("report", "stuck", "note", "in_groups", "asked"),
+    [
+        ("0 is not part of group", False, "a group of 2 ranks", True, MISSING),
+        ("0 is not part of group", False, "a group of 4 ranks", True, DROPPED),
+        ("", False, "what crashes", False, DROPPED),
+        ("", True, "what crashes", False, "Who waits for whom?"),
+        ("", False, "", False, ""),
+    ],
+)
+def test_a_question_about_a_failed_run_may_depend_on_the_case_and_on_its_groups(report, stuck, note, in_groups, asked):
     own = the_trial().table("90.81")
-    missing, dropped = "Which rank is missing from the group?", "Which call doesn't pass its group?"
-    assert (
-        about_report(own, "0 is not part of group", stuck=False, note="a group of 2 ranks", in_groups=True) == missing
-    )
-    assert (
-        about_report(own, "0 is not part of group", stuck=False, note="a group of 4 ranks", in_groups=True) == dropped
-    )
-    assert about_report(own, "", stuck=False, note="what crashes") == dropped
-    assert about_report(own, "", stuck=True, note="what crashes") == "Who waits for whom?"
-    assert about_report(own, "", stuck=False) == ""
-
-
-def test_a_symptom_may_name_the_case_and_say_that_only_some_ranks_are_wrong():
-    def wrong(*ranks):
-        return Differences(4, [Difference("out", rank, "value", "") for rank in ranks], note="x with 3 dimensions")
-
-    assert fits("some out", wrong(0, 3))
-    assert not fits("some out", wrong(0, 1, 2, 3))
-    assert not fits("some dx", wrong(0))
-    assert fits("out and case 3 dim", wrong(0))
-    assert not fits("out and case 2 dim", wrong(0))
+    assert about_report(own, report, stuck=stuck, note=note, in_groups=in_groups) == asked

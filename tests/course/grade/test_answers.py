@@ -40,51 +40,30 @@ def in_lines(content: dict) -> None:
 
 
 def vs_code(content: dict) -> None:
-    """VS Code 1.9x: its own language info, vscode metadata at every cell, ids of new cells of eight hex digits."""
-    content["metadata"] = {
-        "kernelspec": {"display_name": ".venv", "language": "python", "name": "python3"},
-        "language_info": {"name": "python", "version": "3.11.7", "codemirror_mode": {"name": "ipython", "version": 3}},
-    }
-    content["nbformat_minor"] = 5
+    """VS Code 1.9x: its own metadata at every cell, ids of new cells of eight hex digits."""
+    content["metadata"] = {"kernelspec": {"name": "python3"}, "language_info": {"name": "python"}}
     for place, cell in enumerate(content["cells"]):
         cell["metadata"] = cell["metadata"] | {"vscode": {"languageId": "python"}}
         if cell["id"].startswith("mine-"):
             cell["id"] = f"{place:08x}"
-        if cell["cell_type"] == "code":
-            cell["execution_count"] = None
     in_lines(content)
 
 
 def colab(content: dict) -> None:
     """Colab: format 4.0 without ids, metadata of its own at notebook, cells and outputs."""
-    content["metadata"] = {
-        "colab": {"provenance": [], "toc_visible": True},
-        "kernelspec": {"name": "python3", "display_name": "Python 3"},
-        "language_info": {"name": "python"},
-        "accelerator": "GPU",
-    }
-    content["nbformat_minor"] = 0
+    content |= {"metadata": {"colab": {"provenance": []}, "accelerator": "GPU"}, "nbformat_minor": 0}
+    text = {"output_type": "stream", "name": "stdout", "text": ["6\n"], "metadata": {"colab_type": "text"}}
     for place, cell in enumerate(content["cells"]):
         del cell["id"]
         kept = {"tplab": cell["metadata"]["tplab"]} if "tplab" in cell["metadata"] else {}
-        cell["metadata"] = kept | {"id": f"aB{place}_x", "colab": {"base_uri": "https://localhost:8080/"}}
+        cell["metadata"] = kept | {"id": f"aB{place}_x"}
         if cell["cell_type"] == "code":
-            cell["metadata"]["outputId"] = f"{place}-3c1f"
-            cell["outputs"] = [
-                {"output_type": "stream", "name": "stdout", "text": ["6\n"], "metadata": {"colab_type": "text"}}
-            ]
+            cell["outputs"] = [text]
     in_lines(content)
 
 
-def colab_without_metadata(content: dict) -> None:
-    """Copied cell by cell into a new notebook: neither ids nor metadata are left."""
-    colab(content)
-    for cell in content["cells"]:
-        cell["metadata"] = {}
-
-
-def windows_line_ends(content: dict) -> None:
-    """Inside the cells, with neither ids nor metadata to find them by."""
+def copied_on_windows(content: dict) -> None:
+    """Copied cell by cell into a new notebook: neither ids nor metadata are left, and lines end as on Windows."""
     for cell in content["cells"]:
         cell["source"] = "".join(cell["source"]).replace("\n", "\r\n")
         del cell["id"]
@@ -92,21 +71,20 @@ def windows_line_ends(content: dict) -> None:
 
 
 def odd_outputs(content: dict) -> None:
-    for cell in content["cells"]:
+    for place, cell in enumerate(content["cells"]):
         if cell["cell_type"] == "code":
             cell.update(outputs=[None, 3, {"output_type": "no such type"}], execution_count="seven")
-    for cell in content["cells"][:5]:
-        cell.pop("outputs", None)
-        cell.pop("execution_count", None)
+        if place < 5:
+            cell.pop("outputs", None)
+            cell.pop("execution_count", None)
 
 
-def attachments_and_raw_cells(content: dict) -> None:
+def raw_cells(content: dict) -> None:
     raw = {"cell_type": "raw", "id": "raw", "metadata": {}, "source": "def double_2(x): return 6"}
-    content["cells"].insert(0, raw)
-    content["cells"].insert(0, raw | {"cell_type": "heading", "level": 2})
+    content["cells"][:0] = [raw | {"cell_type": "heading", "level": 2}, raw]
 
 
-AS_SAVED_BY = [vs_code, colab, colab_without_metadata, windows_line_ends, odd_outputs, attachments_and_raw_cells]
+AS_SAVED_BY = [vs_code, colab, copied_on_windows, odd_outputs, raw_cells]
 
 
 def sources(root, path) -> list[tuple[str, str]]:

@@ -22,12 +22,9 @@ SEEDS = 150  # thousands of others have passed as well
 PAGES = ("01_a", "02_b")
 
 
-def code(source: str, id: str, **metadata) -> dict:
-    return text(source, id, **metadata) | {"cell_type": "code", "outputs": [], "execution_count": None}
-
-
-def text(source: str, id: str, **metadata) -> dict:
-    return {"cell_type": "markdown", "id": id, "metadata": metadata, "source": source}
+def make_cell(kind: str, source: str, id: str, **metadata) -> dict:
+    made = {"cell_type": kind, "id": id, "metadata": metadata, "source": source}
+    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
 
 
 class Exercise:
@@ -36,20 +33,15 @@ class Exercise:
     def __init__(self, number: str, *heads: str) -> None:
         self.number, self.heads, self.docstring = number, list(heads), "What it does."
 
-    @property
-    def names(self) -> list[str]:
-        return [re.split(r"\W", head.split()[1])[0] for head in self.heads]
-
     def cells(self) -> list[dict]:
-        id = self.number.replace(".", "-")
-        stub = "\n\n\n".join(
-            f'{head}:\n    """{self.docstring}"""\n    raise NotImplementedError("exercise {self.number}")'
-            for head in self.heads
-        )
+        id, names = self.number.replace(".", "-"), [re.split(r"\W", head.split()[1])[0] for head in self.heads]
+        raises = f'raise NotImplementedError("exercise {self.number}")'
+        stub = "\n\n\n".join(f'{head}:\n    """{self.docstring}"""\n    {raises}' for head in self.heads)
+        check = f'check("{self.number}", {", ".join(names)})'
         return [
-            text(f"## {self.number}\n\nWrite {self.names}.", f"task-{id}", tplab={"task": self.number}),
-            code(stub, f"exercise-{id}", tplab={"exercise": self.number}),
-            code(f'check("{self.number}", {", ".join(self.names)})', f"check-{id}", tplab={"check": self.number}),
+            make_cell("markdown", f"## {self.number}\n\nWrite {names}.", f"task-{id}", tplab={"task": self.number}),
+            make_cell("code", stub, f"exercise-{id}", tplab={"exercise": self.number}),
+            make_cell("code", check, f"check-{id}", tplab={"check": self.number}),
         ]
 
 
@@ -60,30 +52,31 @@ class Prediction:
     def cells(self) -> list[dict]:
         asked = ", ".join(f"{field}=..." for field in self.fields)
         id = f"predict-{self.number.replace('.', '-')}"
-        return [code(f'predict("{self.number}", {asked})', id, tplab={"predict": self.number})]
+        return [make_cell("code", f'predict("{self.number}", {asked})', id, tplab={"predict": self.number})]
 
 
 class Given:
-    def __init__(self, kind, source: str, *tags: str) -> None:
+    def __init__(self, kind: str, source: str, *tags: str) -> None:
         self.kind, self.source, self.tags = kind, source, list(tags)
 
     def cells(self) -> list[dict]:
-        tags = {"tags": list(self.tags)} if self.tags else {}
-        return [self.kind(self.source, f"cell-{crc32((self.kind.__name__ + self.source).encode())}", **tags)]
+        id = f"cell-{crc32((self.kind + self.source).encode())}"
+        return [make_cell(self.kind, self.source, id, **({"tags": list(self.tags)} if self.tags else {}))]
 
 
 def first_version() -> list[list]:
     """The pages of the course, as lists of what is on them."""
     return [
         [
-            Given(text, "# A page about halves\n\nEach rank has a half."), Given(code, "import torch", "setup"),
-            Prediction("1.a", "rows"), Exercise("1.1", "def half(x)"), Given(code, "half(4)\nprint(half(8))"),
-            Exercise("1.2", "def shard(x, dim)", "def unshard(parts, dim)"), Given(text, "Now we have both."),
-            Prediction("1.b", "calls", "bytes"), Given(code, "for size in (2, 4):\n    print(shard(size, 0))"),
+            Given("markdown", "# A page about halves\n\nEach rank has a half."), Given("code", "import torch", "setup"),
+            Prediction("1.a", "rows"), Exercise("1.1", "def half(x)"), Given("code", "half(4)\nprint(half(8))"),
+            Exercise("1.2", "def shard(x, dim)", "def unshard(parts, dim)"), Given("markdown", "Now we have both."),
+            Prediction("1.b", "calls", "bytes"), Given("code", "for size in (2, 4):\n    print(shard(size, 0))"),
         ],
         [
-            Given(text, "# A page about layers"), Exercise("2.1", "class Layer"), Given(code, "layer = Layer()"),
-            Exercise("2.2", "def init_from_master(param)"), Prediction("2.a", "loss"), Given(text, "The end."),
+            Given("markdown", "# A page about layers"), Exercise("2.1", "class Layer"),
+            Given("code", "layer = Layer()"), Exercise("2.2", "def init_from_master(param)"),
+            Prediction("2.a", "loss"), Given("markdown", "The end."),
         ],
     ]  # fmt: skip
 
@@ -104,7 +97,7 @@ def change_the_course(draw: random.Random, pages: list[list]) -> None:
         if action == "remove" and len(page) > 3:
             page.remove(part)
         elif action == "add":
-            kind = draw.choice([text, code])
+            kind = draw.choice(["markdown", "code"])
             page.insert(draw.randrange(len(page) + 1), Given(kind, f"new = {count}", *draw.choice([[], ["explore"]])))
         elif action == "move":
             page.remove(part)
@@ -126,12 +119,10 @@ def edit_exercise(draw: random.Random, exercise: Exercise, count: int) -> None:
     what = draw.choice(["docstring", "arguments", "other", "name"])
     if what == "docstring":
         exercise.docstring += f" And more {count}."
-    elif what == "arguments":
-        exercise.heads = [head.replace("(", f"(new_{count}, ") for head in exercise.heads]
-    elif what == "other":
+    old, new = {"arguments": ("(", f"(new_{count}, "), "name": ("init_from_master", "init_shard")}.get(what, ("", ""))
+    exercise.heads = [head.replace(old, new) if old else head for head in exercise.heads]
+    if what == "other":
         exercise.heads = [f"def other_{count}(y)"]
-    else:
-        exercise.heads = [head.replace("init_from_master", "init_shard") for head in exercise.heads]
 
 
 def exercises(pages: list[list]) -> list[Exercise]:
@@ -190,11 +181,11 @@ class Learner:
     def write(self, place: int) -> None:
         cell = self.cells[place]
         source = "".join(cell["source"])
-        is_code = cell["cell_type"] == "code"
-        answers = [self.answer, self.answer, self.rewrite] if "exercise" in cell["metadata"].get("tplab", {}) else []
-        guesses = [self.guess] * 3 if "predict" in cell["metadata"].get("tplab", {}) else []
-        form = self.draw.choice([self.below, self.above, self.inside, *answers, *guesses])
-        cell["source"] = form(source) if is_code else f"{source}\n\n{self.word()}"
+        forms = [self.inside] * 3
+        forms += [self.answer, self.answer, self.rewrite] if "exercise" in cell["metadata"].get("tplab", {}) else []
+        forms += [self.guess] * 3 if "predict" in cell["metadata"].get("tplab", {}) else []
+        form = self.draw.choice(forms)
+        cell["source"] = form(source) if cell["cell_type"] == "code" else f"{source}\n\n{self.word()}"
 
     def line(self) -> str:
         forms = [
@@ -204,15 +195,10 @@ class Learner:
         ]  # fmt: skip
         return self.draw.choice(forms).format(self.word())
 
-    def below(self, source: str) -> str:
-        return f"{source}\n{self.line()}"
-
-    def above(self, source: str) -> str:
-        return f"{self.line()}\n{source}"
-
     def inside(self, source: str) -> str:
+        """Write a line into a cell, above it or below it."""
         lines = source.split("\n")
-        lines.insert(self.draw.randrange(len(lines) + 1), self.line())
+        lines.insert(self.draw.choice([0, len(lines), self.draw.randrange(len(lines) + 1)]), self.line())
         return "\n".join(lines)
 
     def answer(self, source: str) -> str:
@@ -224,15 +210,15 @@ class Learner:
         return "\n".join(f"{self.line()}\n\n{head}\n    # {self.word()}\n    {self.word()}\n" for head in heads)
 
     def guess(self, source: str) -> str:
-        return re.sub(
-            r"\.\.\.",
-            lambda _: self.draw.choice(["{}", "f(h={})", "'{}'", "{", "3, # {}\n"]).replace("{}", self.word()),
-            source,
-        )
+        forms = ["{}", "f(h={})", "'{}'", "{", "3, # {}\n"]
+        return re.sub(r"\.\.\.", lambda _: self.draw.choice(forms).replace("{}", self.word()), source)
+
+    def is_typed_in(self, place: int) -> bool:
+        there = "".join(self.cells[place]["source"])
+        return any(word in there for word in self.typed)
 
     def delete(self, place: int) -> None:
-        there = "".join(self.cells[place]["source"])
-        if len(self.cells) > 3 and not any(word in there for word in self.typed):
+        if len(self.cells) > 3 and not self.is_typed_in(place):
             self.cells.pop(place)
 
     def duplicate(self, place: int) -> None:
@@ -253,8 +239,8 @@ class Learner:
         self.cells.insert(place + 1, twin)
 
     def insert(self, place: int) -> None:
-        kind = self.draw.choice([code, text])
-        self.cells.insert(place, kind(self.line(), f"own-{len(self.cells)}"))
+        kind = self.draw.choice(["code", "markdown"])
+        self.cells.insert(place, make_cell(kind, self.line(), f"own-{len(self.cells)}"))
 
     def change_type(self, place: int) -> None:
         self.cells[place]["cell_type"] = self.draw.choice(["markdown", "raw"])
@@ -276,8 +262,7 @@ class Learner:
 
     def clear(self, place: int) -> None:
         """Select all, and type something else."""
-        there = "".join(self.cells[place]["source"])
-        if not any(word in there for word in self.typed):
+        if not self.is_typed_in(place):
             self.cells[place]["source"] = self.line()
 
 

@@ -50,12 +50,10 @@ def text(path: Path) -> str:
 def everything(root: Path) -> dict[str, bytes]:
     """Every file below a folder, without the dates in names and contents."""
     found = {}
-    for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        name = str(path.relative_to(root))
+    for path in (path for path in root.rglob("*") if path.is_file()):
+        name, data = str(path.relative_to(root)), path.read_bytes()
         if not name.endswith((".lock", "course.json")):
-            found[name if "kept" not in name else "kept/" + path.name[:7] + str(hash(path.read_bytes()))] = (
-                path.read_bytes()
-            )
+            found[f"kept/{path.name[:7]}{hash(data)}" if "kept" in name else name] = data
     return found
 
 
@@ -79,29 +77,17 @@ def test_this_folder_may_become_the_course(root, monkeypatch, capsys):
     assert (root / "mine" / NAME).exists()
 
 
-def test_a_page_comes_along_and_is_brought_up_to_date_until_the_learner_changes_it(course):
+def test_a_page_is_brought_up_to_date_until_the_learner_changes_it(course):
     shared, mine = course.material / "chapters" / "AGENTS.md", course.folder / "AGENTS.md"
     seen = []
-    for version in ("first", "second", "third"):
+    for version, edit in (("first", ""), ("second", "third"), ("third", ""), ("fourth", "theirs"), ("fifth", "")):
         shared.write_text(version)
         start.start(course)
         seen.append(mine.read_text())
-        if version == "second":
-            mine.write_text("theirs")
-    assert seen == ["first", "second", "theirs"]
-    assert shared.read_text() == "third"
-
-
-def test_a_page_whose_copying_was_killed_halfway_is_not_taken_for_the_learners_own(course):
-    shared, mine = course.material / "chapters" / "AGENTS.md", course.folder / "AGENTS.md"
-    shared.write_text("first")
-    start.start(course)
-    shared.write_text("second")
-    mine.write_text("second")  # the page is there, and its base isn't
-    start.start(course)
-    shared.write_text("third")
-    start.start(course)
-    assert mine.read_text() == "third"
+        if edit:  # "third": the copying was killed halfway, so the page is there, and its base isn't
+            mine.write_text(edit)
+    assert seen == ["first", "second", "third", "fourth", "theirs"]
+    assert shared.read_text() == "fifth"
 
 
 def test_a_renamed_notebook_is_found_and_not_made_again(course):
@@ -136,19 +122,15 @@ def test_a_folder_that_is_none_of_the_learners_is_refused(root, monkeypatch, cap
     assert "can't be read or written" in capsys.readouterr().err
 
 
-# Which course a command means
-
-
-def test_commands_find_the_folder_from_inside_it_and_from_the_repository(course):
+def test_commands_find_the_folder_from_inside_it_and_from_the_repository_and_nowhere_else(
+    course, tmp_path_factory, monkeypatch, capsys
+):
     start.start(course)
     (course.folder / "deeper").mkdir()
     for place in (course.material, course.folder, course.folder / "deeper"):
         assert find_course(place) == course
     assert course_at(course.folder) == course_at(course.material) == course
-
-
-def test_nothing_started_and_no_repository_is_told_what_to_type(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert cli.main(["update"]) == 2
     assert "tplab start" in capsys.readouterr().err
 
@@ -196,18 +178,20 @@ def test_work_in_both_places_is_joined_and_two_answers_are_told(root, course):
     assert any("# there" in path.read_text() for path in (course.folder / "kept").iterdir())
 
 
-@pytest.mark.parametrize("where", ["chapters", "my_course"])
-def test_an_unreadable_notebook_is_kept_and_told(where, root, course):
-    if where == "my_course":
-        start.start(course)
-        answer(root / "chapters" / NAME)
-        (course.folder / NAME).write_text("{broken")
-    else:
-        (root / "chapters" / NAME).write_text("{broken")
-    report = start.start(course)
-    assert len(report.problems) == 1
-    assert any(b"broken" in data or ANSWER.encode() in data for data in everything(course.folder).values())
+def test_an_unreadable_notebook_is_kept_and_told_and_not_updated(root, course, monkeypatch, capsys):
+    (root / "chapters" / NAME).write_text("{broken in chapters")
+    assert len(start.start(course).problems) == 1
+    answer(root / "chapters" / NAME)
+    (course.folder / NAME).write_text("{broken in my_course")
+    assert len(start.start(course).problems) == 1
+    kept = b"\n".join(everything(course.folder).values())
+    assert all(text in kept for text in (b"{broken in chapters", ANSWER.encode()))
     assert "raise NotImplementedError" in text(root / "chapters" / NAME)
+    pull(course.material, tiny.source(3))
+    monkeypatch.chdir(course.folder)
+    assert cli.main(["update"]) == 1
+    assert "was left as it is" in capsys.readouterr().out
+    assert (course.folder / NAME).read_text() == "{broken in my_course"
 
 
 # Updates
@@ -227,16 +211,6 @@ def test_update_keeps_a_dated_copy_and_the_answer_and_may_skip_versions(course, 
     assert [path.read_bytes() for path in (course.folder / "kept").iterdir()] == [before]
     assert cli.main(["update"]) == 0
     assert "up to date" in capsys.readouterr().out
-
-
-def test_an_unreadable_notebook_does_not_keep_the_others_from_being_updated(course, monkeypatch, capsys):
-    start.start(course)
-    (course.folder / NAME).write_text("{broken")
-    pull(course.material, tiny.source(3))
-    monkeypatch.chdir(course.folder)
-    assert cli.main(["update"]) == 1
-    assert "was left as it is" in capsys.readouterr().out
-    assert (course.folder / NAME).read_text() == "{broken"
 
 
 # Killed at any moment

@@ -77,14 +77,11 @@ def test_commands_that_are_named_exist(page):
         assert {line.split()[1] for line in named} >= {"check", "progress", "hint", "solution", "reset", "doctor"}
 
 
-PAGE = '# %% [markdown]\n# # A way in\n\n# %%\nprint("welcome")\n'
-
-
 @pytest.fixture
 def course(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     tiny.make_unexecuted(tmp_path, tiny.source(1))
-    (tmp_path / "solutions" / "index.py").write_text(PAGE)
+    (tmp_path / "solutions" / "index.py").write_text("# %% [markdown]\n# # A way in\n")
+    monkeypatch.setattr(build, "execute", lambda notebook, folder: notebook)
     return tmp_path
 
 
@@ -96,22 +93,16 @@ def test_index_is_built_and_its_change_is_noticed(course, capsys):
     assert main(course, "--check") == 1
     assert "stale       solutions/index.ipynb" in capsys.readouterr().out
     assert main(course, "index") == 0
-    assert "welcome" in (course / "solutions" / "index.ipynb").read_text()
     assert main(course, "--check") == 0
-    source = course / "solutions" / "index.py"
-    source.write_text(source.read_text().replace("A way in", "The way in"))
+    (course / "solutions" / "index.py").write_text("# %% [markdown]\n# # The way in\n")
     assert main(course, "--check", "index") == 1
-    assert main(course, "--check", "90") == 0
-
-
-def test_chapters_are_named_with_or_without_their_zero(course, capsys):
     assert main(course, "--check", "0090") == 0
     assert main(course, "17", "index") == 2
     assert "no source of chapter 17" in capsys.readouterr().err
 
 
 def test_an_exercise_in_the_index_is_refused(course, capsys):
-    source = course / "solutions" / "index.py"
-    source.write_text(PAGE + '\n# %% predict="1.a"\npredict("1.a", value=4)\n')
+    with (course / "solutions" / "index.py").open("a") as source:
+        source.write('\n# %% predict="1.a"\npredict("1.a", value=4)\n')
     assert main(course, "index") == 1
     assert "predict 1.a in the index; it belongs into a chapter" in capsys.readouterr().err

@@ -80,6 +80,7 @@ def test_side_effects_are_found_in_every_place_of_a_line():
 
 def test_the_lines_that_need_ipython_are_known_by_number():
     assert ipython_lines(parse_code("x = 1\ny = !ls\ndef f():\n    %cd ..")) == [2, 4]
+    assert ipython_lines(parse_code("\n\n%cd ..")) == [3], "empty lines at the top count"
     assert ipython_lines(ast.parse("get_ipython")) == [1]
 
 

@@ -60,19 +60,6 @@ def test_the_index_is_what_opens_where_there_is_one(root, started):
     assert "--LabApp.default_url=/lab/tree/90_tiny.ipynb" in started[1][1]
 
 
-def test_a_started_course_opens_as_the_learner_left_it(root, started):
-    run("--root", str(root))
-    mine = root / "my_course" / "90_tiny.ipynb"
-    mine.write_text("mine")
-    run("--root", str(root))
-    run("--root", str(root / "my_course"))
-    assert mine.read_text() == "mine"
-    assert os.path.samefile(started[2][3], root / "my_course")
-    mine.unlink()
-    run("90", "--root", str(root))
-    assert mine.exists()
-
-
 def test_notebooks_name_the_language_as_jupyterlab_would(root, started):
     """So that JupyterLab has nothing to add, and an opened notebook doesn't count as changed."""
     blank = (root / "chapters" / "90_tiny.ipynb").read_bytes()
