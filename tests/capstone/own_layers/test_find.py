@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests import ROOT
-from tests.capstone.a_few_steps import SMALL, make, variant
+from tests.capstone.a_few_steps import SMALL, variant
 from tests.capstone.own_layers.libraries import Libraries, solution
-from tplab import launch
 from tplab.capstone.own_layers.find import NotReady, find_answers
 from tplab.capstone.own_layers.link import needed, used
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course, all_chapters
 from tplab.course.learner.start import start
-from tplab.runtime import RankError
 
 MINE = solution("5.2").replace("    def forward(", "    # as I understand it\n    def forward(")
 
@@ -174,8 +172,6 @@ def test_answers_that_were_not_looked_for_are_named(libraries):
     cut = variant(layers="mine", tp=2, sequence_parallel=True)
     with pytest.raises(ValueError, match=r"also needs the answers to 12.2, 12.3"):
         used(answers.whose, cut)
-    with pytest.raises(RankError, match=r"also needs the answers to 12.2, 12.3"):
-        launch(make, 2, args=(cut, answers))
 
 
 def test_the_library_is_found_from_every_folder_of_the_course(libraries, monkeypatch, tmp_path):
