@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,12 +24,17 @@ def libraries(tmp_path_factory) -> Libraries:
     return Libraries(tmp_path_factory.mktemp("libraries"))
 
 
-@pytest.fixture
-def started(tmp_path) -> Course:
-    """A learner's folder with blank chapters and an empty library."""
-    course = Course(ROOT, tmp_path / "my_course")
+@pytest.fixture(scope="module")
+def blank(tmp_path_factory) -> Course:
+    course = Course(ROOT, tmp_path_factory.mktemp("blank") / "my_course")
     start(course)
     return course
+
+
+@pytest.fixture
+def started(blank, tmp_path) -> Course:
+    """A learner's folder with blank chapters and an empty library."""
+    return Course(ROOT, Path(shutil.copytree(blank.folder, tmp_path / "my_course")))
 
 
 def forget(course: Course, *exercises: str) -> None:
