@@ -80,6 +80,10 @@ def plain_losses(settings: Settings) -> tuple[list[float], list[float]]:
     return losses, norms
 
 
+def apart(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
 def rate(step: int, settings: Settings) -> float:
     """The learning rate by hand: a line, then a cosine."""
     if step < settings.warmup_steps:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,16 +83,18 @@ def test_ctrl_c_saves_and_torchrun_goes_on_and_restarts_a_killed_rank(flags, tmp
 
 
 @pytest.mark.slow
-def test_a_study_that_is_asked_to_stop_measures_nothing_and_trains_no_further(flags, tmp_path):
-    run = subprocess.Popen([*COMMAND, "study", *flags], **PIPES)
-    try:
-        wait_for(tmp_path / "run" / "log.jsonl", '"step": 3, "loss"')
-        run.send_signal(signal.SIGTERM)
-        said, errors = run.communicate(timeout=120)
-    finally:
-        run.kill()
-    assert run.returncode == 0, errors
-    assert "nothing has been measured yet. Run the same command again" in said
+def test_a_study_that_is_asked_to_stop_measures_nothing_and_trains_no_further(flags, tmp_path, capsys):
+    log = tmp_path / "run" / "log.jsonl"
+
+    def ask() -> None:
+        wait_for(log, '"step": 3, "loss"')
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor() as threads:
+        asking = threads.submit(ask)
+        assert main(["study", *flags]) == 0
+        asking.result()
+    assert "nothing has been measured yet" in capsys.readouterr().out
     assert read_log(tmp_path / "run")[-1]["why"] == "asked to stop"
     assert not (tmp_path / "run" / "measurements.json").exists()
 

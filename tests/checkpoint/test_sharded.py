@@ -8,6 +8,8 @@ import pickle
 import shutil
 import warnings
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,69 +20,37 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.reference import assert_close, random
 from tplab import launch
 from tplab.checkpoint.pieces import pieces
 from tplab.checkpoint.sharded import load_sharded, save_sharded
-from tplab.plain import MLP
+from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import GPTConfig
+from tplab.plain import GPT, MLP
 from tplab.tensor.attention import ParallelAttention
-from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.tensor.full_state import full_state_dict
 from tplab.tensor.mlp import ParallelMLP
-from tplab.tensor.rng import dropout, seed_all
+from tplab.tensor.rng import seed_all
 from tplab.tensor.sharding import Block, Sharding
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # where DCP itself is called here
 
 WORLD_SIZES = (1, 2, 4)
 OPTIMIZERS = {1: "adamw", 2: "sgd", 4: "adamw"}  # that this many ranks train with
-VOCABULARY, HIDDEN = 11, 16
 EXTRA = {"step": 2, "loss": 0.5, "milestones": Counter({30: 1, 80: 2}), "last": [0.1, None], "seen": torch.arange(3)}
+CONFIG = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, num_kv_heads=1, gated=True, ffn_hidden_size=24,
+                   vocab_size=300, seq_length=6, dropout=0.0)  # fmt: skip
+LARGE = replace(CONFIG, num_layers=1, hidden_size=128, num_kv_heads=4, ffn_hidden_size=1024, vocab_size=3001)
 
 
-class Head(nn.Module):
-    """The output layer with the table of the embedding: one parameter, two names."""
-
-    def __init__(self, table, group):
-        super().__init__()
-        self.weight, self.group = table.weight, group
-
-    def forward(self, x):
-        return parallel_logits(x, self.weight, gather=True, vocab_size=VOCABULARY, group=self.group)
-
-
-class Layer(nn.Module):
-    """A layer with heads of K, V that several ranks hold, a fused gate, norms that all hold."""
-
-    def __init__(self, kv_heads, options):
-        super().__init__()
-        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.float64)
-        self.attention = ParallelAttention(HIDDEN, 4, kv_heads, causal=True, **options)
-        self.mlp = ParallelMLP(HIDDEN, 24, "swiglu", **options)
-
-    def forward(self, x):
-        x = x + self.attention(self.norm(x))
-        return x + self.mlp(x)
-
-
-class Model(nn.Module):
-    def __init__(self, group=None, vocabulary=VOCABULARY, layers=(2, 1)):
-        super().__init__()
-        options = {"group": group, "dtype": torch.float64}
-        self.table = VocabParallelEmbedding(vocabulary, HIDDEN, multiple=1, **options)
-        self.blocks = nn.ModuleList(Layer(kv_heads, options) for kv_heads in layers)
-        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.float64)
-        self.register_buffer("tokens_seen", torch.zeros((), dtype=torch.int64))
-        self.head = Head(self.table, group)
-
-    def forward(self, ids, rng):
-        self.tokens_seen += ids.numel()
-        x = dropout(self.table(ids), 0.25, sharded=False, rng=rng)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+def make(group=None):
+    """A GPT with heads of K, V that several ranks hold, a fused gate, a padded table with two names, and a buffer."""
+    model = ParallelGPT(CONFIG, group=group, dtype=torch.float64)
+    model.tied = nn.ParameterList([model.embedding.weight])
+    model.register_buffer("tokens_seen", torch.zeros((), dtype=torch.int64))
+    return model
 
 
 def optimizer_of(kind, model):
@@ -95,12 +65,12 @@ def optimizer_of(kind, model):
     return torch.optim.AdamW(groups, lr=0.01, amsgrad=True, eps=1e-3)
 
 
-def train(model, optimizer, rng, steps):
+def train(model, optimizer, steps):
     for step in steps:
-        ids = (random((2, 6), "ids", step).abs() * 100).long() % VOCABULARY
-        loss = F.cross_entropy(model(ids, rng).flatten(0, 1), ids.flatten())
+        ids = (random((2, CONFIG.seq_length), "ids", step).abs() * 1000).long() % CONFIG.vocab_size
+        model.tokens_seen += ids.numel()
         optimizer.zero_grad()
-        loss.backward()
+        model(ids, ids).backward()
         optimizer.step()
 
 
@@ -155,12 +125,12 @@ def _save(root, groups=None):
     """Train, save, go on: what was saved, what came of it, the random numbers afterwards, and the model gathered."""
     number, group = own_group(groups)
     rng = seed_all(5 + 10_000 * number, group)
-    model = Model(group)
+    model = make(group)
     optimizer = optimizer_of(OPTIMIZERS[dist.get_world_size(group)], model)
-    train(model, optimizer, rng, range(2))
+    train(model, optimizer, range(2))
     save_sharded(root / f"group{number}", model, optimizer=optimizer, rng=rng, extra=EXTRA, group=group)
     saved = held(model, optimizer)
-    train(model, optimizer, rng, range(2, 3))
+    train(model, optimizer, range(2, 3))
     return saved, held(model, optimizer), drawn(rng), full_state_dict(model, group)
 
 
@@ -170,7 +140,7 @@ def _load(checkpoints, groups=None):
     results = []
     for path, kind in checkpoints if groups is None else [checkpoints[number]]:
         rng = seed_all(6, group)
-        model = Model(group)
+        model = make(group)
         for tensor in model.state_dict().values():
             tensor.fill_(7)  # in the padding of the table too
         optimizer = optimizer_of(kind, model)
@@ -178,18 +148,57 @@ def _load(checkpoints, groups=None):
             parameters["lr"] = parameters["lr"] * 3
         extra = load_sharded(path, model, optimizer=optimizer, rng=rng, group=group)
         loaded = held(model, optimizer)
-        train(model, optimizer, rng, range(2, 3))
+        train(model, optimizer, range(2, 3))
         results.append((loaded, held(model, optimizer), drawn(rng), extra))
     return results
+
+
+def _save_all(root):
+    """What this number of ranks saves. Everything is in the same launch, because a launch takes longer."""
+    p = dist.get_world_size()
+    torch.manual_seed(4)
+    save_sharded(root / f"large{p}", ParallelGPT(LARGE))
+    found = {"saved": _save(root / f"p{p}")}
+    if p == 2:
+        found["refusals"] = _refusals(root / "refusals")
+    if p == 4:
+        torch.manual_seed(4)
+        save_sharded(root / "copies", ParallelAttention(16, 4, 2, bias=False))
+        found["side by side"] = _save(root / "side by side", [[0, 2], [1, 3]])
+        found["drifted"] = _drifted(root / "drifted")
+        found["split again"] = _split_again(root / "split again")
+    return found
+
+
+def _load_all(root):
+    """What this number of ranks makes of all that was saved."""
+    p = dist.get_world_size()
+    found = {"loaded": _load([(root / f"p{p}" / "group0", OPTIMIZERS[p]) for p in WORLD_SIZES])}
+    if p == 2:
+        _go_on(root / "plain", root / "cut by torch", _cut_by_torch)
+    if p == 4:
+        _go_on(root / "plain", root / "cut by tplab", partial(ParallelMLP, 8, dtype=torch.float64))
+        checkpoints = [(root / "side by side" / name, OPTIMIZERS[2]) for name in ("group1", "group0")]
+        found["side by side"] = _load(checkpoints, [[0, 1], [2, 3]])
+    return found
+
+
+def by_name(results):
+    """{name: what each rank found}."""
+    return {name: [found[name] for found in results] for name in results[0]}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The checkpoints' folder, what each number of ranks saved, and what each number of ranks made of all of them."""
     root = tmp_path_factory.mktemp("checkpoints")
-    saved = {p: launch(_save, p, args=(root / f"p{p}",), timeout=None) for p in WORLD_SIZES}
-    checkpoints = [(root / f"p{p}" / "group0", OPTIMIZERS[p]) for p in WORLD_SIZES]
-    loaded = {p: launch(_load, p, args=(checkpoints,), timeout=None) for p in WORLD_SIZES}
+    for name in ("refusals", "drifted", "split again"):
+        (root / name).mkdir()
+    plain, optimizer = plain_after_a_step()
+    content = {"model": plain.state_dict(), "optimizer": get_optimizer_state_dict(plain, optimizer)}
+    dcp.save(content, checkpoint_id=root / "plain", no_dist=True)
+    saved = {p: by_name(launch(_save_all, p, args=(root,), timeout=None)) for p in WORLD_SIZES}
+    loaded = {p: by_name(launch(_load_all, p, args=(root,), timeout=None)) for p in WORLD_SIZES}
     return root, saved, loaded
 
 
@@ -198,12 +207,12 @@ def each_resharding(runs):
     _, saved, loaded = runs
     for number, p in enumerate(WORLD_SIZES):
         for q in WORLD_SIZES:
-            yield saved[p], [results[number] for results in loaded[q]]
+            yield saved[p]["saved"], [results[number] for results in loaded[q]["loaded"]]
 
 
 def test_what_each_rank_saves_is_its_part_of_the_full_state_dict(runs):
     _, saved, _ = runs
-    for results in saved.values():
+    for results in (of_ranks["saved"] for of_ranks in saved.values()):
         tensors = whole([tensors for _, (tensors, _), _, _ in results])
         assert all(torch.equal(tensors[name], tensor) for name, tensor in results[0][3].items())
 
@@ -238,7 +247,7 @@ def test_random_states_go_on_where_they_were(runs):
 def test_torch_reads_the_whole_model_and_optimizer_from_the_files(runs, tmp_path):
     root, saved, _ = runs
     for p in WORLD_SIZES:
-        of_ranks = [saved_by_rank for saved_by_rank, *_ in saved[p]]
+        of_ranks = [saved_by_rank for saved_by_rank, *_ in saved[p]["saved"]]
         expected = whole([tensors for tensors, _ in of_ranks])
         dcp_to_torch_save(root / f"p{p}" / "group0", tmp_path / "all.pt")
         found = torch.load(tmp_path / "all.pt", weights_only=True)
@@ -247,17 +256,14 @@ def test_torch_reads_the_whole_model_and_optimizer_from_the_files(runs, tmp_path
         tensors = found["model"] | state
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
-        assert [{k: v for k, v in g.items() if k != "params"} for g in found["optimizer"]["param_groups"]] == of_ranks[
-            0
-        ][1]
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in found["optimizer"]["param_groups"]]
+        assert groups == of_ranks[0][1]
         assert found["rng"].keys() == {"replicated", *(f"sharded.rank{r}" for r in range(p))}
         assert found["extra"]["milestones"] == EXTRA["milestones"]
 
 
-def test_groups_side_by_side_save_and_load_their_own(tmp_path):
-    saved = launch(_save, 4, args=(tmp_path, [[0, 2], [1, 3]]), timeout=None)
-    checkpoints = [(tmp_path / "group1", OPTIMIZERS[2]), (tmp_path / "group0", OPTIMIZERS[2])]
-    loaded = launch(_load, 4, args=(checkpoints, [[0, 1], [2, 3]]), timeout=None)
+def test_groups_side_by_side_save_and_load_their_own(runs):
+    saved, loaded = (of_ranks[4]["side by side"] for of_ranks in runs[1:])
     for now, before in (([0, 1], [1, 3]), ([2, 3], [0, 2])):  # ranks 0 and 1 go on from what 1 and 3 saved
         was = [saved[rank] for rank in before]
         for rank in (0, 1):
@@ -265,41 +271,29 @@ def test_groups_side_by_side_save_and_load_their_own(tmp_path):
             assert_holds(tensors, whole([tensors for (tensors, _), *_ in was]), rank, 2, 0)
             assert_holds(tensors_after, whole([tensors for _, (tensors, _), *_ in was]), rank, 2, 1e-10)
             assert all(torch.equal(numbers[name], was[rank][2][name]) for name in numbers)
-    first, second = (saved[rank][0][0]["norm.weight"][0] for rank in (0, 1))
+    first, second = (saved[rank][0][0]["final_norm.weight"][0] for rank in (0, 1))
     assert not torch.equal(first, second)
 
 
 # What is on the disk
 
 
-def _save_large(root):
-    torch.manual_seed(4)
-    model = nn.Sequential(VocabParallelEmbedding(3001, 64), ParallelMLP(64, 512, "swiglu"), nn.LayerNorm(64))
-    model.append(Head(model[0], None))
-    save_sharded(root, model)
-
-
 @pytest.mark.parametrize("p", WORLD_SIZES)
-def test_every_number_is_written_once(p, tmp_path):
-    launch(_save_large, p, args=(tmp_path / "large",))
-    numbers = 3001 * 64 + (2 * 512 * 64 + 2 * 512) + (64 * 512 + 64) + 2 * 64  # table, gate and value, down, norm
-    sizes = [file.stat().st_size for file in (tmp_path / "large").glob("*.distcp")]
-    metadata = dcp.FileSystemReader(tmp_path / "large").read_metadata()
+def test_every_number_is_written_once(p, runs):
+    large = runs[0] / f"large{p}"
+    numbers = sum(parameter.numel() for parameter in GPT(LARGE).parameters())
+    sizes = [file.stat().st_size for file in large.glob("*.distcp")]
+    metadata = dcp.FileSystemReader(large).read_metadata()
     places = {(info.relative_path, info.offset) for info in metadata.storage_data.values()}
     assert 4 * numbers < sum(sizes) < 4 * numbers + 3000 * len(places)  # each piece as torch.save writes it
     assert len(sizes) == p
     assert max(sizes) < 4 * numbers / p * 1.1
-    assert [tuple(chunk.sizes) for chunk in metadata.state_dict_metadata["model.2.weight"].chunks] == [(64,)]
+    (chunk,) = metadata.state_dict_metadata["model.final_norm.weight"].chunks
+    assert tuple(chunk.sizes) == (LARGE.hidden_size,)
 
 
-def _save_copies(root):
-    torch.manual_seed(4)
-    save_sharded(root, ParallelAttention(16, 4, 2, bias=False))
-
-
-def test_copies_are_written_by_the_first_rank_that_holds_them(tmp_path):
-    launch(_save_copies, 4, args=(tmp_path / "copies",))
-    metadata = dcp.FileSystemReader(tmp_path / "copies").read_metadata()
+def test_copies_are_written_by_the_first_rank_that_holds_them(runs):
+    metadata = dcp.FileSystemReader(runs[0] / "copies").read_metadata()
     files = {i.offset[0]: s.relative_path for i, s in metadata.storage_data.items() if i.fqn == "model.qkv.weight"}
     ranks = {row: int(file[2]) for row, file in sorted(files.items())}
     assert ranks == {0: 0, 4: 1, 8: 2, 12: 3, 16: 0, 20: 2, 24: 0, 28: 2}  # 4 heads of Q, 2 of K, 2 of V; 4 rows each
@@ -350,25 +344,36 @@ def step(model, optimizer, key):
     optimizer.step()
 
 
-def _go_on(source, target):
-    model = ParallelMLP(8, dtype=torch.float64)
+def plain_after_a_step():
+    torch.manual_seed(4)
+    model = MLP(8, dtype=torch.float64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    step(model, optimizer, 1)
+    return model, optimizer
+
+
+def _cut_by_torch():
+    """torch's own tensor parallelism, with DTensors."""
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    return parallelize_module(MLP(8, dtype=torch.float64), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+
+
+def _go_on(source, target, make):
+    """Go on from what a plain model saved, by one step, and save that."""
+    model = make()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     load_sharded(source, model, optimizer=optimizer)
     step(model, optimizer, 2)
     save_sharded(target, model, optimizer=optimizer)
 
 
-def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(tmp_path):
-    plain = MLP(8, dtype=torch.float64)
-    optimizer = torch.optim.Adam(plain.parameters(), lr=0.1)
-    step(plain, optimizer, 1)
-    content = {"model": plain.state_dict(), "optimizer": get_optimizer_state_dict(plain, optimizer)}
-    dcp.save(content, checkpoint_id=tmp_path / "plain", no_dist=True)
-    launch(_go_on, 4, args=(tmp_path / "plain", tmp_path / "sharded"))
+@pytest.mark.parametrize("cut", ["cut by tplab", "cut by torch"])
+def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(cut, runs):
+    plain, optimizer = plain_after_a_step()
     twin = MLP(8, dtype=torch.float64)
     twins = torch.optim.Adam(twin.parameters())
     wanted = {"model": twin.state_dict(), "optimizer": get_optimizer_state_dict(twin, twins)}
-    dcp.load(wanted, checkpoint_id=tmp_path / "sharded", no_dist=True)
+    dcp.load(wanted, checkpoint_id=runs[0] / cut, no_dist=True)
     twin.load_state_dict(wanted["model"])
     set_optimizer_state_dict(twin, twins, wanted["optimizer"])
     step(plain, optimizer, 2)
@@ -379,35 +384,8 @@ def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(tmp_pa
         step(twin, twins, key)
 
 
-def _cut_by_torch(source, target):
-    """torch's own tensor parallelism: DTensors go on from what a plain model saved, and are saved themselves."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    model = parallelize_module(MLP(8, dtype=torch.float64), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    load_sharded(source, model, optimizer=optimizer)
-    step(model, optimizer, 2)
-    save_sharded(target, model, optimizer=optimizer)
-    return [parameter.to_local().shape for parameter in model.parameters()]
-
-
-def test_a_model_of_dtensors_goes_on_from_a_plain_one_and_the_other_way_round(tmp_path):
-    plain, other = MLP(8, dtype=torch.float64), MLP(8, dtype=torch.float64)
-    optimizers = [torch.optim.Adam(model.parameters(), lr=0.1) for model in (plain, other)]
-    step(plain, optimizers[0], 1)
-    save_sharded(tmp_path / "plain", plain, optimizer=optimizers[0])
-    shapes = launch(_cut_by_torch, 2, args=(tmp_path / "plain", tmp_path / "cut"))[0]
-    assert shapes == [(16, 8), (16,), (8, 16), (8,)]
-    load_sharded(tmp_path / "cut", other, optimizer=optimizers[1])
-    step(plain, optimizers[0], 2)
-    for key in (3, 4):
-        for name, value in plain.state_dict().items():
-            assert_close(other.state_dict()[name], value)
-        step(plain, optimizers[0], key)
-        step(other, optimizers[1], key)
-    metadata = dcp.FileSystemReader(tmp_path / "cut").read_metadata()
+def test_dtensors_are_saved_in_shards(runs):
+    metadata = dcp.FileSystemReader(runs[0] / "cut by torch").read_metadata()
     chunks = metadata.state_dict_metadata["optimizer.state.down.weight.exp_avg"].chunks
     assert [tuple(chunk.offsets) for chunk in chunks] == [(0, 0), (0, 16)]
 
@@ -486,6 +464,11 @@ def message(function, *args, **kwargs):
     return "no error"
 
 
+def refused(words, function, *args, **kwargs):
+    said = message(function, *args, **kwargs)
+    assert all(word in said for word in words), said
+
+
 def step_of(optimizer, model):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -494,7 +477,7 @@ def step_of(optimizer, model):
 
 
 def _refusals(root):
-    """{what is wrong: the message}, and whether the model is as it was."""
+    """Each rank is told what is wrong, in these words, and the model stays as it was."""
     rank, model = dist.get_rank(), Narrow()
     adam = step_of(torch.optim.Adam(model.parameters()), model)
     alone = [dist.new_group([r]) for r in range(2)][rank]
@@ -511,102 +494,82 @@ def _refusals(root):
         (root / "damaged" / "__1_0.distcp").write_bytes(bytes(size))
     dist.barrier()
     before = full_state_dict(model)
-    deeper, wider, bare = Narrow(layers=4), Narrow(width=16), Narrow(bias=False)
     two_groups = torch.optim.Adam([{"params": [p]} for p in model.parameters()])
     fewer = torch.optim.Adam(list(model.parameters())[1:])
     strange = torch.optim.SGD(Narrow().parameters())
     odd = Narrow()
     factored = step_of(torch.optim.Adafactor(odd.parameters()), odd)
-    messages = {
-        "nothing there": message(load_sharded, root / "none", model),
-        "unfinished": message(load_sharded, root / "unfinished", model),
-        "a file lost": message(load_sharded, root / "lost", model),
-        "a file cut": message(load_sharded, root / "cut", model),
-        "own paths": message(load_sharded, root / ("good" if rank else "none"), model),
-        "more layers": message(load_sharded, root / "good", deeper),
-        "fewer names": message(load_sharded, root / "good", bare),
-        "another width": message(load_sharded, root / "good", wider),
-        "no optimizer": message(load_sharded, root / "weights", model, optimizer=adam),
-        "no rng": message(load_sharded, root / "weights", model, rng=seed_all(1)),
-        "other groups": message(load_sharded, root / "good", model, optimizer=two_groups),
-        "other parameters": message(load_sharded, root / "good", model, optimizer=fewer),
-        "another's optimizer": message(load_sharded, root / "good", model, optimizer=strange),
-        "another group": message(load_sharded, root / "good", model, group=alone),
-        "save: another group": message(save_sharded, root / f"alone{rank}", model, group=alone),
-        "save: there already": message(save_sharded, root / "good", model),
-        "save: own paths": message(save_sharded, root / f"of-rank{rank}", model),
-        "save: on one rank": message(save_sharded, root / "one", model, extra={"f": torch.nn if rank else 1}),
-        "save: factored": message(save_sharded, root / "factored", odd, optimizer=factored),
-    }
+    other_group = ("ValueError", "layers.0.up.weight [4, 4] has its shards on ranks [0, 1], but")
+    nothing = ("FileNotFoundError", "there is no checkpoint at", "none")
+    for words, name, target, options in (
+        (nothing, "none", model, {}),
+        (nothing, "good" if rank else "none", model, {}),
+        (("FileNotFoundError", ".metadata, which is written last", "__0_0.distcp"), "unfinished", model, {}),
+        (("FileNotFoundError", "is incomplete: __1_0.distcp is missing"), "lost", model, {}),
+        (("FileNotFoundError", "is incomplete: __1_0.distcp has", "bytes instead of"), "cut", model, {}),
+        (("ValueError", "2 entries there, 4 here", "'layers.2.down.bias'", "and 4 more"), "good", Narrow(layers=4), {}),
+        (("ValueError", "'layers.0.down.bias'", "only in the checkpoint"), "good", Narrow(bias=False), {}),
+        (("ValueError", "is [8, 4] in", "needs [16, 4]", "each of 2 ranks takes [8, 4]"), "good", Narrow(width=16), {}),
+        (("ValueError", "without optimizer"), "weights", model, {"optimizer": adam}),
+        (("ValueError", "no random states ['replicated', 'sharded']"), "weights", model, {"rng": seed_all(1)}),
+        (("ValueError", "has 1 param_groups, this one has 8"), "good", model, {"optimizer": two_groups}),
+        (("ValueError", "param_groups[0]", "['layers.0.up.weight']"), "good", model, {"optimizer": fewer}),
+        (("ValueError", "a parameter [4, 4] that isn't the model's"), "good", model, {"optimizer": strange}),
+        (other_group, "good", model, {"group": alone}),
+    ):
+        refused(words, load_sharded, root / name, target, **options)
+    for words, name, target, options in (
+        (other_group, f"alone{rank}", model, {"group": alone}),
+        (("FileExistsError", "there is something at", "good"), "good", model, {}),
+        (("ValueError", "of-rank1 isn't the directory that rank 0 has just made"), f"of-rank{rank}", model, {}),
+        (("TypeError", "can't be saved"), "one", model, {"extra": {"f": torch.nn if rank else 1}}),
+        (("ValueError", "row_var of layers.0.up.weight"), "factored", odd, {"optimizer": factored}),
+    ):
+        refused(words, save_sharded, root / name, target, **options)
     unchanged = all(torch.equal(before[name], tensor) for name, tensor in full_state_dict(model).items())
-    messages["damaged"] = message(load_sharded, root / "damaged", model)
-    return messages, unchanged
+    damaged = ("RuntimeError", "could not be loaded, or only a part of it", "rank")
+    refused(damaged, load_sharded, root / "damaged", model)
+    return unchanged
 
 
-WORDS = {
-    "nothing there": ("FileNotFoundError", "there is no checkpoint at", "none"),
-    "unfinished": ("FileNotFoundError", ".metadata, which is written last", "__0_0.distcp"),
-    "a file lost": ("FileNotFoundError", "is incomplete: __1_0.distcp is missing"),
-    "a file cut": ("FileNotFoundError", "is incomplete: __1_0.distcp has", "bytes instead of"),
-    "own paths": ("FileNotFoundError", "there is no checkpoint at", "none"),
-    "more layers": ("ValueError", "layers has 2 entries there, 4 here", "'layers.2.down.bias'", "and 4 more"),
-    "fewer names": ("ValueError", "[] are only in the model", "'layers.0.down.bias'", "only in the checkpoint"),
-    "another width": (
-        "ValueError: layers.0.up.weight is [8, 4] in the checkpoint; the model needs [16, 4], of which each of 2 ranks "
-        "takes [8, 4]",
-    ),
-    "no optimizer": ("ValueError", "save_sharded was called without optimizer"),
-    "no rng": ("ValueError", "no random states ['replicated', 'sharded']"),
-    "other groups": ("ValueError", "has 1 param_groups, this one has 8"),
-    "other parameters": ("ValueError", "param_groups[0]", "['layers.0.up.weight'] are not in this optimizer's"),
-    "another's optimizer": ("ValueError", "a parameter [4, 4] that isn't the model's"),
-    "another group": ("ValueError", "layers.0.up.weight [4, 4] has its shards on ranks [0, 1], but"),
-    "save: another group": ("ValueError", "layers.0.up.weight [4, 4] has its shards on ranks [0, 1], but"),
-    "save: there already": ("FileExistsError", "there is something at", "good"),
-    "save: own paths": ("ValueError", "of-rank1 isn't the directory that rank 0 has just made"),
-    "save: on one rank": ("TypeError", "can't be saved so that it is safe to load"),
-    "save: factored": ("ValueError", "the optimizer's row_var of layers.0.up.weight", "no telling"),
-    "damaged": ("RuntimeError", "could not be loaded, or only a part of it", "rank"),
-}
-
-
-def test_what_can_not_be_right_is_refused_on_all_ranks_and_nothing_changes(tmp_path):
-    results = launch(_refusals, 2, args=(tmp_path,), timeout=None)
-    for messages, unchanged in results:
-        assert messages.keys() == WORDS.keys()
-        for case, text in messages.items():
-            assert all(word in text for word in WORDS[case]), f"{case}: {text}"
-        assert unchanged
-    assert not (tmp_path / "one").exists()
-    assert not (tmp_path / "factored").exists()
+def test_what_can_not_be_right_is_refused_on_all_ranks_and_nothing_changes(runs):
+    root, saved, _ = runs
+    assert saved[2]["refusals"] == [True, True]
+    assert not (root / "refusals" / "one").exists()
+    assert not (root / "refusals" / "factored").exists()
 
 
 def _split_again(root):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = Layer(4, {"group": mesh.get_group("tp")})
+    model = ParallelMLP(8, group=mesh.get_group("tp"))
     fully_shard(model, mesh=mesh["dp"])
-    return message(save_sharded, root / "split again", model, group=mesh.get_group("tp"))
+    return message(save_sharded, root / "model", model, group=mesh.get_group("tp"))
 
 
-def test_shards_that_fsdp_has_split_again_are_refused(tmp_path):
-    for text in launch(_split_again, 4, args=(tmp_path,)):
+def test_shards_that_fsdp_has_split_again_are_refused(runs):
+    root, saved, _ = runs
+    for text in saved[4]["split again"]:
         assert "is a tensor-parallel shard, and fully_shard split it again over 2 ranks" in text
-    assert not any(tmp_path.iterdir())
+    assert not any((root / "split again").iterdir())
 
 
 # Replicas that are none any more
+
+
+def with_a_norm():
+    return nn.Sequential(nn.LayerNorm(16), ParallelMLP(16)).double()
 
 
 def _drifted(root):
     """The messages where ranks hold other numbers, where they don't, and what is saved of them without the check."""
     rank = dist.get_rank()
     torch.manual_seed(4)
-    norms, copies = Layer(2, {}).double(), ParallelAttention(16, 4, 2, bias=False, dtype=torch.float64)
+    norms, copies = with_a_norm(), ParallelAttention(16, 4, 2, bias=False, dtype=torch.float64)
     messages = {"alike": message(save_sharded, root / "alike", norms)}
     with torch.no_grad():
-        norms.norm.bias[3] += 1e-12 * (rank == 2)
-        norms.mlp.down.bias += rank
-        norms.mlp.up.weight += rank  # each rank has rows of its own
+        norms[0].bias[3] += 1e-12 * (rank == 2)
+        norms[1].down.bias += rank
+        norms[1].up.weight += rank  # each rank has rows of its own
         copies.qkv.weight[4:8] += rank == 3  # head 1 of K, which rank 2 holds too; head 0 is on ranks 0 and 1
     messages["replicated"] = message(save_sharded, root / "norms", norms)
     messages["copies"] = message(save_sharded, root / "copies", copies)
@@ -614,17 +577,18 @@ def _drifted(root):
     return messages
 
 
-def test_replicas_that_have_drifted_are_not_saved_silently(tmp_path):
-    for messages in launch(_drifted, 4, args=(tmp_path,)):
+def test_replicas_that_have_drifted_are_not_saved_silently(runs):
+    folder = runs[0] / "drifted"
+    for messages in runs[1][4]["drifted"]:
         assert messages["alike"] == messages["not looked at"] == "no error"
         assert messages["replicated"].startswith("ValueError: several ranks hold these, and not the same numbers: ")
-        assert "norm.bias (ranks 0 and 2); mlp.down.bias (ranks 0 and 1, 0 and 2, 0 and 3)." in messages["replicated"]
+        assert "0.bias (ranks 0 and 2); 1.down.bias (ranks 0 and 1, 0 and 2, 0 and 3)." in messages["replicated"]
         assert "qkv.weight (ranks 2 and 3)." in messages["copies"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alike", "saved"]
-    before, saved = Layer(2, {}).double(), Layer(2, {}).double()
-    load_sharded(tmp_path / "alike", before)
-    load_sharded(tmp_path / "saved", saved)
-    for module in ("norm", "mlp.down"):  # rank 0 has not changed its own
+    assert sorted(path.name for path in folder.iterdir()) == ["alike", "saved"]
+    before, saved = with_a_norm(), with_a_norm()
+    load_sharded(folder / "alike", before)
+    load_sharded(folder / "saved", saved)
+    for module in ("0", "1.down"):  # rank 0 has not changed its own
         assert torch.equal(before.get_submodule(module).bias, saved.get_submodule(module).bias)
 
 

@@ -8,42 +8,23 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-import tplab
+from tests.capstone.small import LLAMA, small, write_text
 from tplab import RankError, launch
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import prepare
-from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import read_log
 from tplab.capstone.training.loop import train
 from tplab.capstone.training.step import Step
 
-STEPS, SAVE_EVERY = 8, 2
-KIND = ("gated", "bias", "tied_embedding", "learned_positions", "rotary_base", "norm_eps")
-LLAMA = {"num_kv_heads": 2, "ffn_hidden_size": 48} | {name: getattr(PRESETS["llama"], name) for name in KIND}
-Kill = tuple[type, str, int]  # in which call of which method
-WRITING: tuple[Kill, ...] = (  # the second write runs in the background, while the next steps run
+SAVE_EVERY = 2
+RUN = {"tp": 2, **LLAMA, "precision": "float32", "dropout": 0.1, "save_every": SAVE_EVERY, "async_save": True}
+KILLS: tuple[tuple[type, str, int], ...] = (  # in which call of which method
+    (Step, "run", 2 * SAVE_EVERY + 1),  # the first checkpoint is complete once the second save begins
     (Checkpoints, "_stage", 2),
-    (Checkpoints, "_write", 1),
-)
-TRAINING: tuple[Kill, ...] = (  # the first checkpoint is complete once the second save begins
-    (Step, "run", 2 * SAVE_EVERY + 1),
+    (Checkpoints, "_write", 1),  # it runs in the background, while the next steps run
     (Checkpoints, "load", 1),
 )
-GRIDS: dict[str, tuple[dict[str, Any], tuple[Kill, ...]]] = {
-    "tp": ({"tp": 2}, WRITING),
-    "llama, stages, zero": ({"pp": 2, "dp": 2, "zero": 3, "micro_batch_size": 2, **LLAMA}, TRAINING),
-}
-
-
-def settings_for(folder: Path, **changes: Any) -> Settings:
-    """A tiny GPT that trains on some of tplab's own source files."""
-    tiny: dict[str, Any] = {
-        "data": str(Path(tplab.__file__).parent / "tensor"), "vocab_size": 300, "num_layers": 2, "hidden_size": 32,
-        "num_heads": 4, "seq_length": 32, "dropout": 0.1, "batch_size": 8, "micro_batch_size": 4, "warmup_steps": 2,
-        "evaluate_every": 0, "evaluation_batches": 1, "sample_tokens": 0, "steps": STEPS, "save_every": SAVE_EVERY,
-    }  # fmt: skip
-    return Settings(**{**tiny, "folder": str(folder), **changes})
 
 
 def train_until_killed(settings: Settings, owner: type, name: str, call: int) -> None:
@@ -66,18 +47,17 @@ def losses(folder: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in read_log(folder) if row["kind"] == "step"}
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-def test_after_a_kill_the_run_goes_on_bit_for_bit(grid, tmp_path):
-    changes, kills = GRIDS[grid]
-    whole, killed = (settings_for(tmp_path / name, **changes) for name in ("whole", "killed"))
+def test_after_a_kill_the_run_goes_on_bit_for_bit(tmp_path):
+    text = write_text(tmp_path / "text")
+    whole, killed = (small(text, name, **RUN) for name in ("whole", "killed"))
     prepare(whole)  # tokenizes the text, for both runs
-    launch(train, whole.ranks, args=(whole,))
-    for kill in kills:
+    launch(train, 2, args=(whole,))
+    for kill in KILLS:
         with pytest.raises(RankError, match="SIGKILL"):
-            launch(train_until_killed, killed.ranks, args=(killed, *kill))
-    launch(train, killed.ranks, args=(killed,))
+            launch(train_until_killed, 2, args=(killed, *kill))
+    launch(train, 2, args=(killed,))
     expected, found = losses(tmp_path / "whole"), losses(tmp_path / "killed")
-    assert list(expected) == list(range(1, STEPS + 1))
+    assert list(expected) == list(range(1, whole.steps + 1))
     assert found == expected
     rows = read_log(tmp_path / "killed")
     for before, start in zip(rows, rows[1:], strict=False):

@@ -113,14 +113,6 @@ def test_the_standard_library_is_its_sources(tmp_path: Path, monkeypatch: pytest
     assert [document.name for document in gather().documents] == ["a.py", "pydoc_data/topics.py", "test/test_a.py"]
 
 
-def test_this_python_has_text_enough_to_learn_python_from() -> None:
-    documents = gather(None, 3_000_000).documents
-    assert 2_900_000 < sum(len(document.text.encode()) for document in documents) <= 3_000_000
-    library = Path(sysconfig.get_path("stdlib"))
-    for document in documents[:-1]:
-        assert document.text.encode() == (library / document.name).read_bytes()
-
-
 def lines(documents: list[Document]) -> set[str]:
     return {line for document in documents for line in document.text.splitlines()}
 

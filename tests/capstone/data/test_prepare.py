@@ -287,8 +287,8 @@ def each_for_itself(settings: Settings) -> tuple[int, list[int]]:
 
 
 def test_of_several_programs_at_once_one_makes_them(settings: Settings) -> None:
-    results = launch(each_for_itself, 4, args=(settings,))
-    assert sorted(count for count, _ in results) == [0, 0, 0, 1]
+    results = launch(each_for_itself, 2, args=(settings,))
+    assert sorted(count for count, _ in results) == [0, 1]
     assert len({tuple(ids) for _, ids in results}) == 1
 
 

@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
@@ -61,15 +60,6 @@ def test_no_text_can_forge_the_end_of_a_document(tokenizer: Tokenizer) -> None:
         copy = Tokenizer.from_str(of_these.to_str())  # as whoever opens tokenizer.json has it
         assert end not in copy.encode(END_OF_TEXT).ids
     assert tokenizer.decode([end], skip_special_tokens=False) == END_OF_TEXT
-
-
-def test_the_first_pairs_are_the_most_frequent_ones() -> None:
-    """By hand: words are "ab" 5 times and "cb" 3 times, so "ab" is the first pair, and "cb" the second."""
-    tokenizer = train_tokenizer([Document("", "ab\n" * 5 + "cb\n" * 3)], 259)
-    assert [tokenizer.id_to_token(number) for number in (257, 258)] == ["ab", "cb"]
-    assert tokenizer.get_vocab_size() == 259
-    counts = Counter(tokenizer.encode("ab\n" * 5 + "cb\n" * 3).tokens)
-    assert counts == {"ab": 5, "cb": 3, "Ċ": 8}
 
 
 # Tokenizers of other models

@@ -3,19 +3,18 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests import ROOT
-from tests.capstone.a_few_steps import SMALL, make, variant
+from tests.capstone.a_few_steps import SMALL, variant
 from tests.capstone.own_layers.libraries import Libraries, solution
-from tplab import launch
 from tplab.capstone.own_layers.find import NotReady, find_answers
 from tplab.capstone.own_layers.link import needed, used
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course, all_chapters
 from tplab.course.learner.start import start
-from tplab.runtime import RankError
 
 MINE = solution("5.2").replace("    def forward(", "    # as I understand it\n    def forward(")
 
@@ -25,12 +24,17 @@ def libraries(tmp_path_factory) -> Libraries:
     return Libraries(tmp_path_factory.mktemp("libraries"))
 
 
-@pytest.fixture
-def started(tmp_path) -> Course:
-    """A learner's folder with blank chapters and an empty library."""
-    course = Course(ROOT, tmp_path / "my_course")
+@pytest.fixture(scope="module")
+def blank(tmp_path_factory) -> Course:
+    course = Course(ROOT, tmp_path_factory.mktemp("blank") / "my_course")
     start(course)
     return course
+
+
+@pytest.fixture
+def started(blank, tmp_path) -> Course:
+    """A learner's folder with blank chapters and an empty library."""
+    return Course(ROOT, Path(shutil.copytree(blank.folder, tmp_path / "my_course")))
 
 
 def forget(course: Course, *exercises: str) -> None:
@@ -174,8 +178,6 @@ def test_answers_that_were_not_looked_for_are_named(libraries):
     cut = variant(layers="mine", tp=2, sequence_parallel=True)
     with pytest.raises(ValueError, match=r"also needs the answers to 12.2, 12.3"):
         used(answers.whose, cut)
-    with pytest.raises(RankError, match=r"also needs the answers to 12.2, 12.3"):
-        launch(make, 2, args=(cut, answers))
 
 
 def test_the_library_is_found_from_every_folder_of_the_course(libraries, monkeypatch, tmp_path):

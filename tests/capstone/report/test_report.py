@@ -1,7 +1,6 @@
 """The report: that its numbers are those of the log, that it needs nothing but itself, and names what is missing."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -46,16 +45,6 @@ def test_its_numbers_are_those_of_the_log_and_those_measured(page: Page, folder:
     assert "180 ms to 200 ms" in page.text
     assert "differ by at most 3e-07" in page.text  # 30 steps, 1e-8 more each
     assert compose(Run(folder)).missing == []
-
-
-def test_only_what_differs_from_the_defaults_stands_in_front(page: Page, folder: Path):
-    section = next(part for part in compose(Run(folder)).sections if part.title == "Settings")
-    first, rest = section.blocks
-    in_front, behind = ({row[0] for row in block.rows} for block in (first, rest))
-    assert {"folder", "tp", "sample_every", "seq_length"} <= in_front
-    assert {"dp", "learning_rate", "layers", "seed"} <= behind
-    assert in_front | behind == {field.name for field in fields(SETTINGS)}
-    assert rest.title == f"The other {len(rest.rows)} settings have their default values"
 
 
 def test_written_text_is_text_and_never_markup(page: Page, folder: Path):

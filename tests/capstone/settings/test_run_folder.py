@@ -3,8 +3,7 @@
 import errno
 import os
 import re
-import subprocess
-import sys
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,26 +71,26 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch:
             pass
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from tplab.capstone.settings.run_folder import locked
-with locked(Path(sys.argv[1])):
-    print("locked", flush=True)
-    time.sleep(120)
-"""
-
-
 def test_a_folder_is_locked_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    """The other process is a copy of this one."""
+    reading, writing = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        try:
+            with locked(tmp_path):
+                os.write(writing, b"locked")
+                signal.pause()
+        finally:
+            os._exit(1)
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(ValueError, match=rf"another run is already training in .* \(process {holder.pid} on "):
+        assert os.read(reading, 6) == b"locked"
+        with pytest.raises(ValueError, match=rf"another run is already training in .* \(process {holder} on "):
             with locked(tmp_path):
                 pass
     finally:
-        holder.kill()
-        holder.wait()
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        os.close(reading)
+        os.close(writing)
     with locked(tmp_path):
         assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()

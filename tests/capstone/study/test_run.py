@@ -10,7 +10,6 @@ from tests.capstone.made_up import MEASURED, write_run
 from tplab import launch
 from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.planning.predictions import calibrated_step, predicted_memory
-from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.report import compose
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.run_folder import write_settings
@@ -133,26 +132,15 @@ def test_a_part_whose_ranks_fail_is_left_out(tmp_path: Path, done: list[str], mo
 # Predictions
 
 
-@pytest.mark.parametrize(
-    ("recompute", "repeated"), [("nothing", 0.0), ("attention", 5e-4), ("layers", 1e-3 + 3e-4 + 5e-4)]
-)
-def test_a_calibrated_step_is_the_sum_of_its_kernels_and_messages(recompute, repeated):
-    settings = replace(
-        TINY, num_layers=3, batch_size=4, recompute=recompute, async_grad_allreduce=True, dp=1, vocab_size=512
-    )
-    step = calibrated_step(settings, KERNELS)
+def test_what_is_recomputed_takes_its_time_once_more_per_layer_and_micro_batch():
+    settings = replace(TINY, num_layers=3, batch_size=4, vocab_size=512)
     assert settings.micro_batches == 2
-    of_layer = 1e-3 + 2e-3 + 3e-4 + 4e-4 + 5e-4 + 6e-4 + repeated
-    assert step["matmuls"] + step["element-wise"] == pytest.approx(2 * (3 * of_layer + 7e-3))
-    assert step["optimizer"] == pytest.approx(1e-9 * rank_parameters(settings.model, settings.layout))
-    parts = step_parts(settings)
-    beside = [part for part in parts if part.name == "layers, backward"]
-    assert [(part.kind, part.calls) for part in beside] == [("all_reduce", 2 * 2 * 3)]
-    summed = [part for part in parts if part not in beside]
-    assert all(part.kind == "all_reduce" for part in summed)
-    calls, size = (sum(getattr(part, name) for part in summed) for name in ("calls", "bytes"))
-    expected = calls * 1e-4 + size * 1e-9 + beside[0].calls * 2e-4 + beside[0].bytes * 3e-9
-    assert step["communication"] == pytest.approx(expected)
+    once, attention, layers = (
+        calibrated_step(replace(settings, recompute=what), KERNELS) for what in ("nothing", "attention", "layers")
+    )
+    assert attention["matmuls"] - once["matmuls"] == pytest.approx(2 * 3 * 5e-4)
+    assert layers["matmuls"] - once["matmuls"] == pytest.approx(2 * 3 * (1e-3 + 5e-4))
+    assert layers["element-wise"] - once["element-wise"] == pytest.approx(2 * 3 * 3e-4)
 
 
 def test_a_calibrated_pipeline_takes_the_slowest_stage_and_waits_once_for_each_of_the_others():

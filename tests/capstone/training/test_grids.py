@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
 
-from tests.capstone.small import LLAMA, SMALL, plain_losses, small, write_text
+from tests.capstone.small import LLAMA, SMALL, apart, plain_losses, small, write_text
 from tplab import launch
 from tplab.capstone.data.prepare import prepare
 from tplab.capstone.settings.io import PRESETS
@@ -27,7 +28,7 @@ from tplab.checkpoint.sharded import load_sharded
 from tplab.data.grid import Place
 from tplab.gpt.model import ParallelGPT
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)  # for all runs on 2, 4 and 8 ranks, on a busy machine
 
 WRITES = {"sample_tokens": 6, "prompt": "def rank"}
 SP: dict[str, Any] = {"sequence_parallel": True}
@@ -57,7 +58,7 @@ EIGHT: dict[str, dict[str, Any]] = {
         "tp": 2, "pp": 2, "dp": 2, "zero": stage, "micro_batch_size": 2, **(LLAMA if stage > 1 else {}),
         **(SP if stage % 2 else {}), **(LAYERS if stage == 3 else {}), **WRITES,
     }
-    for stage in range(4)
+    for stage in (1, 3)
 }  # fmt: skip
 CASES = {2: TWO, 4: FOUR, 8: EIGHT}
 
@@ -65,6 +66,22 @@ CASES = {2: TWO, 4: FOUR, 8: EIGHT}
 def train_all(runs: dict[str, Settings]) -> dict[str, Outcome]:
     """All runs on the same ranks, one after another, because a launch takes longer than a run."""
     return {name: train(settings) for name, settings in runs.items()}
+
+
+def on_ranks(text: Path) -> dict[str, Any]:
+    """What a rank finds in all runs on this number of ranks."""
+    found: dict[str, Any] = train_all(runs_on(text, dist.get_world_size()))
+    match dist.get_world_size():
+        case 2:
+            found |= train_all(compiled_runs(text) | {"dropped": dropped(text)})
+            found["graphs"] = counters["stats"]["unique_graphs"]
+        case 4:
+            found |= {"in a row": _in_a_row(in_a_row(text)), "twice": _twice(text)}
+    return found
+
+
+def runs_on(text: Path, ranks: int) -> dict[str, Settings]:
+    return {name: small(text, f"{ranks} {name}", **changes) for name, changes in CASES[ranks].items()}
 
 
 @pytest.fixture(scope="module")
@@ -81,22 +98,23 @@ def expected(text: Path) -> dict[tuple[int, bool], tuple[list[float], list[float
     return {key: plain_losses(small(text, "plain", num_layers=key[0], **(LLAMA if key[1] else {}))) for key in sizes}
 
 
-def apart(one: list[float], other: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+@pytest.fixture(scope="module")
+def results(text: Path) -> dict[int, list[dict[str, Any]]]:
+    """By number of ranks: what each rank found."""
+    return {ranks: launch(on_ranks, ranks, args=(text,), timeout=600) for ranks in CASES}
 
 
 @pytest.mark.parametrize("ranks", CASES)
-def test_losses_and_norms_are_those_of_plain_pytorch(ranks: int, text: Path, expected):
-    runs = {name: small(text, f"{ranks} {name}", **changes) for name, changes in CASES[ranks].items()}
-    results = launch(train_all, ranks, args=(runs,), timeout=300)
+def test_losses_and_norms_are_those_of_plain_pytorch(ranks: int, text: Path, expected, results):
     texts: dict[tuple[int, bool], set[str]] = {}
-    for name, settings in runs.items():
+    first, *others = results[ranks]
+    for name, settings in runs_on(text, ranks).items():
         kind = settings.num_layers, settings.gated
         losses, norms = expected[kind]
         rows = read_log(Path(settings.folder))
-        assert apart(results[0][name].losses, losses) < 1e-10, name
+        assert apart(first[name].losses, losses) < 1e-10, name
         assert apart([row["norm"] for row in steps_of(rows)], norms) < 1e-10, name
-        assert all(result[name] == results[0][name] for result in results), name
+        assert all(found[name] == first[name] for found in others), name
         (held_out,) = (row["loss"] for row in steps_of(rows, "evaluation"))
         assert 0.5 * losses[-1] < held_out < 2 * losses[-1], name
         texts.setdefault(kind, set()).update(row["text"] for row in steps_of(rows, "sample"))
@@ -114,19 +132,23 @@ IN_A_ROW: list[dict[str, Any]] = [
 ]
 
 
-def _in_a_row(settings: Settings) -> tuple[list[float], list[float]]:
-    """Go through all grids; then the last one again, from a copy of its first checkpoint. Returns the losses."""
+def in_a_row(text: Path) -> Settings:
+    return small(text, "in a row", num_layers=4, steps=11, **LLAMA)
+
+
+def _in_a_row(settings: Settings) -> list[float]:
+    """Go through all grids. Returns the losses."""
     losses: list[float] = []
     for number, changes in enumerate(IN_A_ROW):
         losses += train(replace(settings, stop_after=2 * number + 2, save_every=2, **changes)).losses
     return losses
 
 
-def test_a_run_goes_on_with_any_other_grid_and_stage_of_zero(text: Path):
-    settings = small(text, "in a row", num_layers=4, steps=11, **LLAMA)
+def test_a_run_goes_on_with_any_other_grid_and_stage_of_zero(text: Path, results):
+    settings = in_a_row(text)
     right, _ = plain_losses(settings)
-    for losses in launch(_in_a_row, 4, args=(settings,), timeout=300):
-        assert apart(losses, right[:10]) < 1e-10
+    for found in results[4]:
+        assert apart(found["in a row"], right[:10]) < 1e-10
     assert apart(train(replace(settings, save_every=1)).losses, right[10:]) < 1e-10, "and then on one process"
     alone = ParallelGPT(settings.model, dtype=torch.float64)
     load_sharded(Path(settings.folder, "checkpoints", "step-000011"), alone)
@@ -139,26 +161,25 @@ SAME: list[dict[str, Any]] = [
 ] + [{"tp": 2, "dp": 2, "zero": 3, **SP, "recompute": "layers"}]
 
 
-def _twice(settings: Settings) -> list[tuple[list[float], list[float]]]:
+def _twice(text: Path) -> list[tuple[list[float], list[float]]]:
     """Each grid: without a stop, and stopped after step 3 and resumed. Returns the losses."""
     found = []
     for number, changes in enumerate(SAME):
-        one = replace(settings, folder=f"{settings.folder} {number}", **{"micro_batch_size": 2, **changes})
+        settings = small(text, f"same {number}", precision="float32", dropout=0.1, save_every=2, steps=6)
+        one = replace(settings, **{"micro_batch_size": 2, **changes})
         two = replace(one, folder=f"{one.folder} in two")
         parts = train(replace(two, stop_after=3)).losses + train(two).losses
         found.append((train(one).losses, parts))
     return found
 
 
-def test_a_run_that_was_stopped_goes_on_bit_for_bit_on_the_same_grid(text: Path):
-    settings = small(text, "same", precision="float32", dropout=0.1, save_every=2, steps=6)
-    for on_rank in launch(_twice, 4, args=(settings,), timeout=300):
-        for changes, (whole, parts) in zip(SAME, on_rank, strict=True):
+def test_a_run_that_was_stopped_goes_on_bit_for_bit_on_the_same_grid(text: Path, results):
+    for on_rank in results[4]:
+        for changes, (whole, parts) in zip(SAME, on_rank["twice"], strict=True):
             assert parts == whole, changes
             assert len(whole) == 6
     for number in range(len(SAME)):
-        (newest,) = Path(f"{settings.folder} {number}", "checkpoints").glob("step-000006")
-        files = sorted(path.name for path in newest.glob("*.distcp"))
+        files = sorted(path.name for path in (text.parent / f"same {number}").glob("checkpoints/step-000006/*.distcp"))
         assert files == ["__0_0.distcp", "__1_0.distcp"], "the first replica's two ranks save, and no others"
 
 
@@ -182,11 +203,15 @@ def test_every_micro_batch_stage_and_replica_has_other_dropout(monkeypatch: pyte
     assert one._dropout(0) is None
 
 
-def test_a_stage_drops_something_in_training_alone(text: Path):
-    settings = small(text, "dropped", dropout=0.5, pp=2, micro_batch_size=4, steps=2, learning_rate=0.0,
-                     min_learning_rate=0.0, evaluate_every=1)  # fmt: skip
-    losses = launch(train, 2, args=(settings,), timeout=100)[0].losses
+def dropped(text: Path) -> Settings:
+    return small(text, "dropped", dropout=0.5, pp=2, micro_batch_size=4, steps=2, learning_rate=0.0,
+                 min_learning_rate=0.0, evaluate_every=1)  # fmt: skip
+
+
+def test_a_stage_drops_something_in_training_alone(text: Path, results):
+    settings = dropped(text)
     none = replace(settings, folder=f"{settings.folder} alone", pp=1, dropout=0.0)
+    losses = results[2][0]["dropped"].losses
     assert all(1e-4 < abs(a - b) < 1 for a, b in zip(losses, train(none).losses, strict=True))
     first, second = (
         [row["loss"] for row in steps_of(read_log(Path(one.folder)), "evaluation")] for one in (settings, none)
@@ -194,21 +219,18 @@ def test_a_stage_drops_something_in_training_alone(text: Path):
     assert apart(first, second) < 1e-10
 
 
-def _compiled(runs: dict[str, Settings]) -> tuple[dict[str, Outcome], int]:
+def compiled_runs(text: Path) -> dict[str, Settings]:
     """Traced and differentiated by torch.compile, without its C++ kernels: those take half a minute."""
     nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[method-assign]
-    return train_all(runs), counters["stats"]["unique_graphs"]
-
-
-def test_compiled_layers_of_stages_and_of_shared_gradients_train_the_same(text: Path):
     same = {"precision": "float32", "compile": True, "micro_batch_size": 4, "steps": 4}
-    runs = {
-        name: small(text, f"compiled {name}", **same, **changes)
-        for name, changes in {"stages": {"pp": 2}, "zero": {"dp": 2, "zero": 2}, "llama": {"tp": 2, **LLAMA}}.items()
-    }
-    found, graphs = launch(_compiled, 2, args=(runs,), timeout=200)[0]
-    assert graphs >= 2
-    for name, settings in runs.items():
+    kinds = {"stages": {"pp": 2}, "zero": {"dp": 2, "zero": 2}, "llama": {"tp": 2, **LLAMA}}
+    return {f"compiled {name}": small(text, f"compiled {name}", **same, **changes) for name, changes in kinds.items()}
+
+
+def test_compiled_layers_of_stages_and_of_shared_gradients_train_the_same(text: Path, results):
+    found = results[2][0]
+    assert found["graphs"] >= 2
+    for name, settings in compiled_runs(text).items():
         right = plain_losses(replace(settings, precision="float64", compile=False))[0]
         assert apart(found[name].losses, right) < 1e-4, name
 
@@ -216,7 +238,7 @@ def test_compiled_layers_of_stages_and_of_shared_gradients_train_the_same(text: 
 # The preset
 
 
-def test_the_llama_preset_is_hugging_faces_and_trains_on_two_ranks(text: Path):
+def test_the_llama_preset_is_hugging_faces_and_of_the_kind_that_is_trained_here():
     from transformers import LlamaConfig  # imported here because the ranks don't need it
 
     from tplab.gpt.hugging_face import gpt_config
@@ -229,11 +251,6 @@ def test_the_llama_preset_is_hugging_faces_and_trains_on_two_ranks(text: Path):
         rope_theta=config.rotary_base, rms_norm_eps=config.norm_eps, tie_word_embeddings=False,
     )  # fmt: skip
     assert replace(gpt_config(theirs.to_dict()), flash_attention=config.flash_attention) == config
-    settings = replace(
-        PRESETS["llama"], vocab_size=300, data=str(text), folder=str(text.parent / "llama"), steps=8, warmup_steps=2,
-        evaluate_every=0, evaluation_batches=1, sample_tokens=4, save_every=0, precision="float64",
-        batch_size=SMALL.batch_size, micro_batch_size=4, max_norm=0.5,
-    )  # fmt: skip
-    outcome = launch(train, settings.ranks, args=(settings,), timeout=200)[0]
-    assert apart(outcome.losses, plain_losses(settings)[0]) < 1e-10
-    assert outcome.losses[-1] < outcome.losses[0] - 1
+    assert config.kv_heads < config.num_heads
+    kind = ("gated", "bias", "tied_embedding", "learned_positions")
+    assert [getattr(config, name) for name in kind] == [LLAMA[name] for name in kind]

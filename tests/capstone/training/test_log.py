@@ -1,6 +1,5 @@
 """The log: every row is there at once, a kill costs the last line at most, and a run that goes on appends."""
 
-import json
 import os
 import tracemalloc
 from typing import Any
@@ -90,29 +89,10 @@ def test_a_long_curve_is_thinned_to_means():
     assert thinned([]) == (1, [])
 
 
-def test_lines_for_a_terminal(capsys):
-    machine = {"gpu": None, "processor": "a processor"}
-    about = {
-        "machine": machine, "device": "cpu", "ranks": 2, "settings": {"start_from": None}, "plan": None,
-        "parameters": 1234567, "resumed_from": 40, "changes": {"learning_rate": [0.001, 0.0005]},
-    }  # fmt: skip
-    rows = [
-        {**start(41), **about}, step(41), step(42), step(600), {"kind": "checkpoint", "step": 600, "seconds": 0.1},
-        {"kind": "evaluation", "step": 600, "loss": 3.0}, {"kind": "sample", "step": 600, "text": "def f():\n    pass"},
-        {"kind": "end", "step": 600, "why": "done"},
-    ]  # fmt: skip
-    lines = ConsoleLog(600)
-    for row in rows:
-        lines(json.loads(json.dumps(row)))
-    assert capsys.readouterr().out.splitlines() == [
-        "Training 1,234,567 parameters on 2 ranks (a processor) until step 600, resuming after step 40",
-        "learning_rate changes from 0.001 to 0.0005",
-        "step  41   loss 2.0000   norm 1.500   128 tokens/s   30% communicating   4 min 40 s left",
-        "step 600   loss 2.0000   norm 1.500   128 tokens/s   30% communicating   0 s left",
-        "step 600   saved a checkpoint",
-        "step 600   loss 3.0000 on held-out text",
-        "step 600   the model wrote:",
-        "    def f():",
-        "        pass",
-        "step 600   the run ended (done)",
-    ]
+def test_in_a_terminal_a_step_is_shown_only_every_few_seconds_and_the_last_one_always(capsys):
+    show = ConsoleLog(600)
+    for row in (step(41), step(42), EVALUATION, step(600)):
+        show(row)
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(line[1], line[3]) for line in words] == [("41", "2.0000"), ("1", "3.0000"), ("600", "2.0000")]
+    assert {"128", "30%"} <= {*words[0]}, "tokens per second, and the largest share of communication"

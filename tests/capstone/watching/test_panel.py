@@ -5,18 +5,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.capstone.made_up import SETTINGS, Log, rows, step_row
-from tests.runtime.kernel import Notebook, notebook
+from tests.runtime.kernel import notebook
 from tests.runtime.page import Page
 from tplab import launch
 from tplab.capstone.watching import panel as panel_module
-from tplab.capstone.watching.panel import HIGH, WIDE, _Panel, panel, run, to_svg
+from tplab.capstone.watching.panel import _Panel, panel, run
 from tplab.runtime import liveview
 from tplab.runtime.liveview import Now
 from tplab.runtime.screen import WIDGET_VIEW
@@ -28,15 +28,6 @@ def log(tmp_path: Path) -> Log:
 
 
 # Showing
-
-
-def test_the_curve_leaves_room_for_what_is_to_come():
-    (points,) = Page(to_svg([(1, 7.5), (312, 2.3)], 600)).values("points")
-    (left, top), (right, bottom) = (map(float, point.split(",")) for point in points.split())
-    assert (left, top, bottom) == (0, 0, HIGH)
-    assert right / WIDE == pytest.approx(311 / 599, abs=0.01)
-    assert Page(to_svg([], 600)).values("points") == []
-    assert len(Page(to_svg([(1, 3.0)], 1)).values("points")) == 1
 
 
 @pytest.fixture
@@ -140,39 +131,24 @@ from tests.capstone.made_up import SETTINGS
 from tests.capstone.watching.test_panel import write_and_wait
 from tplab import launch
 from tplab.capstone.watching.panel import panel
-os.environ.pop("JPY_SESSION_NAME", None)
-os.environ.update({page})
+os.environ["JPY_SESSION_NAME"] = "chapter.ipynb"
 with panel(replace(SETTINGS, folder={folder!r})):
-    launch(write_and_wait, 2, args=({folder!r}, {fail}))
+    launch(write_and_wait, 2, args=({folder!r}, True))
 """
-PAGE = {"JPY_SESSION_NAME": "chapter.ipynb"}
 
 
-@pytest.fixture(scope="module")
-def book() -> Iterator[Notebook]:
-    with notebook() as book:
-        yield book
-
-
-@pytest.mark.parametrize("fail", [False, True])
 @pytest.mark.slow
-def test_in_jupyterlab_a_widget_that_ends_as_a_picture(book: Notebook, tmp_path: Path, fail: bool):
-    cell = book.run(CELL.format(page=PAGE, folder=str(tmp_path), fail=fail))
-    left = book.run("import ipywidgets; print(len(ipywidgets.widgets.widget._instances))")
-    assert ("come apart" in cell.error) == fail
+def test_in_jupyterlab_a_widget_that_ends_as_a_picture_also_when_a_rank_fails(tmp_path: Path):
+    with notebook() as book:
+        cell = book.run(CELL.format(folder=str(tmp_path)))
+        left = book.run("import ipywidgets; print(len(ipywidgets.widgets.widget._instances))")
+    assert "come apart" in cell.error
     displays = [message["content"] for message in cell.messages if "display_data" in message["msg_type"]]
     shown = [content for content in displays if content.get("transient", {}).get("display_id")]
     assert WIDGET_VIEW in shown[0]["data"]
     assert "image/png" in shown[-1]["data"]
     assert WIDGET_VIEW not in shown[-1]["data"]
     assert left.text.strip() == "0"
-
-
-@pytest.mark.slow
-def test_executed_without_a_page_it_leaves_the_picture_only(book: Notebook, tmp_path: Path):
-    cell = book.run(CELL.format(page={}, folder=str(tmp_path), fail=False))
-    displays = [message["content"]["data"] for message in cell.messages if message["msg_type"] == "display_data"]
-    assert [sorted(data) for data in displays] == [["image/png", "text/plain"]]
 
 
 # Running
