@@ -133,7 +133,7 @@ check("6.1", attention_splits, sharded_attention)
 #
 # Queries, keys, and values are all computed from the same $X$. So you can stack their weights into a single fused weight $[W_q; W_k; W_v]$, as in exercise 5.4. Then you need only one large matmul and one f for all three.
 #
-# **Predict.** Suppose an attention layer with $h = 32$ and 8 heads runs on four ranks, and its input has the shape `[2, 5, 32]` in float32. What's the shape of the fused weight on each rank, stored as `[out, in]`? What's the shape of `q` on each rank after `split_heads`? How many all-reduces do the forward and backward passes run in total, and how many bytes does each message contain?
+# **Predict.** An attention layer with $h = 32$ and 8 heads runs on four ranks, and its input has the shape `[2, 5, 32]` in float32. What's the shape of each rank's fused weight, stored as `[out, in]`? What's the shape of each rank's `q` after `split_heads`? How many all-reduces do both passes run in total, and how many bytes does each message contain?
 
 # %% predict="6.b"
 predict("6.b", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=1280)
@@ -189,7 +189,7 @@ check("6.2", ParallelAttention)
 #
 # - **Keys of future tokens.** When a model writes a text from left to right, a token may only attend to itself and to earlier tokens. A mask with this rule is called *causal*. During training, there's a query for each of the $t$ tokens, but when the model writes, only the newest $s$ of the $t$ tokens need one.
 #
-# - **Keys of padding.** Short texts in a batch are padded with meaningless tokens, and no query should attend to these.
+# - **Keys of padding tokens.** Short texts in a batch are padded with meaningless tokens, and no query should attend to these tokens.
 #
 # **Predict.** A text of three tokens is padded to five tokens on the *left*, and the mask is causal. How many keys may the very first query attend to? In a different text, all $t = 5$ tokens are real, but only the last two have queries. With PyTorch's `is_causal=True`, query $i$ attends to keys 0 to $i$. So how many keys does the last query attend to, and how many should it attend to?
 
@@ -423,7 +423,7 @@ viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="
 #
 # ## Fewer keys than ranks
 #
-# When a model writes a text, it stores the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads can share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). In **multi-query attention**, *all* query heads share them (Shazeer 2019).
+# When a model writes a text, it stores the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads can share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). In **multi-query attention**, *all* query heads share the same two (Shazeer 2019).
 #
 # What happens if there are more ranks than key heads? The next cell shows which heads each rank holds.
 
@@ -565,7 +565,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Now you can see what really went wrong. In the broken version, each rank computes a different $dx$, so all parameters *before* the attention layer get a different gradient on each rank. The developers summed only the gradients of the shared weights, so only the shared weights stayed equal. Your detector from exercise 5.3 compares *all* replicated parameters, so it would have noticed the bug after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
+# Now you can see what really went wrong. In the broken version, each rank computes a different $dx$, so all parameters *before* the attention layer get a different gradient on each rank. Only the shared weights stay equal, because only their gradients are summed. Your detector from exercise 5.3 compares *all* replicated parameters, so it would have noticed the bug after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
 #
 # **Predict.** Besides the message for $dx$, the first fix sends the gradient of the shared weight `[2d, h]`, and the second fix sends the gradient of `kv` `[b, s, 2d]`. How many elements do these two gradients have for $b \cdot s = 4096$ tokens, $h = 1024$, and $d = 64$?
 
@@ -636,9 +636,9 @@ def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k
 #
 # - `KVCache(attention, batch_size, max_length)` creates `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`, and sets `length` to 0.
 #
-# - `append(keys, values)` writes the keys and values of new tokens into the cache, after those of the earlier tokens. It returns all the keys and values that are now in the cache, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
+# - `append(keys, values)` writes the keys and values of new tokens into the cache, after those of the earlier tokens. It returns views of all the keys and all the values that are now in the cache. If there isn't enough room, it raises a `ValueError` and writes nothing.
 #
-# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3. The first few query heads share key head 0, the next few share key head 1, and so on.
+# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3. With $n$ query heads, the first $n/m$ of them share key head 0, the next $n/m$ share key head 1, and so on.
 #
 # All of this runs under `torch.no_grad()`.
 

@@ -161,13 +161,13 @@ predict("7.b", one_hot_MB=206, vectors_MB=3)
 # %% [markdown]
 # Multiplying the table by a one-hot vector only copies a single row, so let's copy this row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. The row of an ID in this range is row `ID - start` of the rank's shard. All other IDs are **foreign** to this rank, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign ID, the rank first looks up *some* row that does exist. Then it replaces the vector of the foreign ID with zeros.
 #
-# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the IDs 5 and 2, and for a foreign ID, it looks up row 0. Which two rows of *its own shard* does rank 1 look up? For each of the two IDs, what does rank 1 contribute to the first element of the vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
+# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the IDs 5 and 2, and for a foreign ID, it looks up row 0. Which two rows of *its own shard* does rank 1 look up? What does it contribute to the first element of each vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
 
 # %% predict="7.c"
 predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
 
 # %% [markdown] task="7.2" title="The masked look-up" difficulty=3 minutes=12
-# Write the look-up without one-hot vectors. Your function should work for IDs of any shape, and it mustn't change `ids`, because the caller still needs them.
+# Write the look-up without one-hot vectors. Your function should work for IDs of any shape, and it mustn't change `ids`.
 #
 # Some models pad short texts with a meaningless token, whose vector must not get a gradient. If this token's row is in this rank's shard, `padding_row` is the number of the row in the shard. You can simply pass `padding_row` on to PyTorch with `F.embedding(rows, weight, padding_row)`.
 
@@ -197,7 +197,7 @@ check("7.2", parallel_lookup)
 #
 # ## A vocabulary that can't be divided
 #
-# GPT-2's vocabulary has 50,257 tokens, which is an odd number. If one rank had more rows than the others, the look-up would still work. But a gather of the logits needs shards of equal size. So we append rows that don't belong to any token, until every rank has the same number of rows. These additional rows are called **padding**. We also want each rank to have a multiple of 128 rows, because matmuls of such sizes are efficient on a GPU (Shoeybi et al. 2019).
+# GPT-2's vocabulary has 50,257 tokens, which is an odd number. But a gather of the logits needs shards of equal size. So we append rows that don't belong to any token, until every rank has the same number of rows. These additional rows are called **padding**. We also want each rank to have a multiple of 128 rows, because matmuls of such sizes are efficient on a GPU (Shoeybi et al. 2019).
 
 
 # %% tags=["setup"]

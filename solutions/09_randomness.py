@@ -59,9 +59,9 @@ viz.table(
 # %% [markdown]
 # Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks generated different texts. But each rank stores only half of every row, so the rows they gathered consisted of two halves that belonged to different bytes. So *neither* text is what the model would have generated on a single rank.
 #
-# You might conclude that all ranks should use the same seed, and that no rank should ever draw a random number on its own. But what about **dropout**? With a dropout rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
+# You might conclude that all ranks should use the same seed, and that no rank should ever draw a random number on its own. But what about **dropout**? With a rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
 #
-# **Predict.** An MLP with 4096 inner features is split across four ranks, so for each token, a rank computes 1024 of these features. All ranks draw their dropout masks from the same seed. For a single token, how many independent random numbers determine which of the 4096 features are dropped? What's the correlation between the masks of ranks 0 and 1? (The correlation is 1 for identical masks and 0 for unrelated masks.)
+# **Predict.** An MLP with 4096 inner features is split across four ranks, so each rank computes 1024 of a token's features. All ranks draw their dropout masks from the same seed. For a single token, how many independent random numbers determine which of the 4096 features are dropped? What's the correlation between the masks of ranks 0 and 1? (It's 1 for identical masks and 0 for unrelated masks.)
 
 # %% predict="9.a"
 predict("9.a", independent=1024, correlation=1)
@@ -311,7 +311,7 @@ ranks = launch(two_steps, 2)
 viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 
 # %% [markdown]
-# That's why we need a separate stream "replicated". Torch's default generator also starts from the same seed on all ranks, but sooner or later, some code draws from it on a single rank.
+# That's why we need a separate stream "replicated". Torch's default generator also starts from the same seed on all ranks, but sooner or later, some code draws from it on just one of them.
 
 # %% [markdown]
 # ## Dropout in your block
@@ -446,7 +446,7 @@ viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 
 #
 # ## Fix it
 #
-# Megatron-Core runs its transformer blocks inside two context managers. One of them selects a stream of the tracker, and the other one switches to 8-bit precision. In June 2023, a developer combined the two in one `with` statement and got a single word wrong. A user reported the bug in July 2024 (NVIDIA/Megatron-LM issue 903). In October 2024, a maintainer wrote that nobody had studied how the bug affected training, because many of the team's own models don't use dropout (issue 1256). Only models with sequence parallelism were affected, which you'll meet in chapter 12.
+# Megatron-Core runs its transformer blocks inside two context managers. One of them selects a stream of the tracker, and the other one switches to 8-bit precision. In June 2023, a developer combined the two in one `with` statement and got a single word wrong. A user reported the bug in July 2024 (NVIDIA/Megatron-LM issue 903). In October 2024, a maintainer wrote that nobody had studied how the bug affected training, because many of the team's own models don't use dropout (issue 1256). The bug only affected models that use sequence parallelism (chapter 12).
 #
 # The next cell contains your block with the same bug. Your tracker and your seeds are fine, and yet both ranks drop the same elements of their own heads and of their own MLP columns.
 
