@@ -618,7 +618,7 @@ symptoms(6)
 predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 
 # %% [markdown]
-# With 16 ranks, each rank's cache is as large as with 8 ranks, because two ranks hold copies of the same key head. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021), which rotate each query and key by an angle that depends on the token's position. Each rank rotates the queries and keys of its own heads.
+# With 16 ranks, each rank's cache is as large as with 8 ranks, because two ranks hold copies of the same key head. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021). Each query and each key is rotated by an angle that depends on the token's position. Each rank rotates the queries and keys of its own heads.
 
 # %% tags=["setup"]
 from tplab.tensor import rotary_angles, rotate
@@ -719,7 +719,7 @@ viz.table(
 #
 # - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. Megatron-Core orders the rows of the fused weight by group, where a group consists of several query heads, one key head, and one value head. With this order, an ordinary split by rows is correct, and there's no need for a stride.
 #
-# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. When a user of Colossal-AI reported such a split in 2022 (issue 817), the first reply recommended the library's new functions for checkpoints, and a later reply asked for an example of what would go wrong.
+# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. In 2022, a user of Colossal-AI reported such a split (issue 817). The first reply recommended the library's new functions for checkpoints, and a later reply asked for an example of what would go wrong.
 #
 # - **Splitting a head** is possible, but it needs more communication. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Then its developers gave each rank a copy of a complete head instead, and the time per step went down from 3.1 ms to 1.6 ms (tpu-inference pull request 2661).
 #

@@ -525,7 +525,7 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body, with gradients that come only from its own tokens, so there are two different bodies by now. But a checkpoint contains only one of them. For the same text, the model on two ranks has one loss, the checkpoint of rank 0 has a second one, and the checkpoint of rank 1 has a third one, although all three losses should be equal.
+# The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body, with gradients that come only from its own tokens, so there are two different bodies by now. But a checkpoint contains only one of them. For the same text, the model on two ranks, the checkpoint of rank 0, and the checkpoint of rank 1 have three different losses, although all three losses should be equal.
 #
 # Why is the checkpoint of rank 1 so much worse? Frequent words have low IDs, so their rows are all on rank 0, and the body of rank 1 never learned to predict these words. Apple's library for memory-efficient losses had the same bug, because it didn't sum the gradient of $Y$ across ranks (apple/ml-cross-entropy pull request 42, May 2025).
 

@@ -486,7 +486,7 @@ compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 # %% [markdown]
 # With your fix, all rows of the table are the same. The price is one more number per token in the forward pass.
 #
-# Did you get a wrong gradient along the way? Suppose each rank subtracts the log-sum-exp from its own logits *before* the sum over the ranks. Then each rank gets only its own columns' contribution to the gradient of the log-sum-exp, just as a copy of a weight got only its own rank's contribution in exercise 6.5. An f on the log-sum-exp would add up these contributions, but it would send a message in the backward pass. If you subtract the log-sum-exp *after* the sum, you don't need any message.
+# Did you get a wrong gradient along the way? Suppose each rank subtracts the log-sum-exp from its own logits *before* the sum over the ranks. Then each rank gets only the contribution of its own columns to the gradient of the log-sum-exp. In exercise 6.5, each copy of a weight had the same problem. An f on the log-sum-exp would add up these contributions, but it would send a message in the backward pass. If you subtract the log-sum-exp *after* the sum, you don't need any message.
 #
 # The first loss of a training run wouldn't have revealed this bug. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks, and not only in the first step.
 

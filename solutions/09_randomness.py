@@ -442,7 +442,7 @@ viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 
 # %% [markdown]
 # If all masks come from the stream "sharded", the two ranks drop different elements of the same tensor after g. From then on, they compute with different tensors, so they report different losses in the very first step, and their replicated parameters drift apart. That's bad, but at least you can see it in the table.
 #
-# If all masks come from the stream "replicated", there's *nothing* suspicious to see. The ranks agree perfectly, and the final loss is even slightly *lower* than with the right streams. (We tried six seeds, and the loss was lower for five of them.) Only the masks themselves reveal the mistake, because the standard deviation of the share they keep is $\sqrt{2}$ times as large as it should be.
+# If all masks come from the stream "replicated", there's *nothing* suspicious to see. The ranks agree perfectly, and the final loss is even slightly *lower* than with the right streams. (We tried six seeds, and the loss was lower for five of them.) Only the masks themselves reveal the mistake. The share of elements that they keep varies $\sqrt{2}$ times as much as it should.
 #
 # ## Fix it
 #
