@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 06 · Parallel attention
 #
-# In your MLP, no token ever looked at another token. In attention, every token looks at every other token. How could you split an attention layer across ranks without constant communication? You're about to find out that attention, like your MLP, needs only one all-reduce in the forward pass and one in the backward pass.
+# In your MLP, no token ever looked at another token. In attention, every token looks at every other token. How could you split an attention layer across ranks without constant communication? In this chapter, you'll find a split that needs only one all-reduce per pass, just like your MLP. By the end, your library will train a transformer block on two processes.
 #
-# By the end of this chapter, your library will train a transformer block on two processes. You need chapters 04 and 05. About 75 minutes, plus 15 minutes for an optional section.
+# You need chapters 04 and 05. About 75 minutes, plus 15 minutes for an optional section.
 
 # %% tags=["setup"]
 import math
@@ -18,11 +18,11 @@ from tplab.course import check, predict, symptoms
 from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 
 # %% [markdown]
-# ## Cut a head in half
+# ## What if you split a head?
 #
-# An attention **head** computes a query, a key, and a value for each token, which are vectors with $d$ elements. The dot products of a query with all the keys are called **scores**. A softmax turns the scores into weights, and the head returns the weighted sum of the values.
+# An attention **head** computes a query, a key, and a value for each token. All three are vectors with $d$ elements. The dot product of a query and a key is called a **score**. A softmax turns the scores of a query into weights, and the head returns the weighted sum of the values.
 #
-# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Then each rank can compute only one term of every score. Let's try it with one query, two keys, and $d = 2$. (We won't divide the scores by $\sqrt{d}$.)
+# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Then each rank can compute only one term of every score. Let's try it with one query, two keys, and $d = 2$. (To keep the numbers simple, we won't divide the scores by $\sqrt{d}$.)
 
 
 # %%
@@ -37,7 +37,7 @@ halves = launch(half_a_head, 2, args=(q, k))
 viz.matrices({f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(halves)} | {"scores": k @ q})
 
 # %% [markdown]
-# If you add up the terms from both ranks, you get the correct scores, which are 0 for the first key and 1 for the second key. So the softmax should give the keys the weights $1/(1+e) = 0.27$ and 0.73.
+# If you add up the two ranks' terms, you get the correct scores, which are 0 for the first key and 1 for the second key. So the correct weights are $1/(1+e) = 0.27$ and 0.73.
 #
 # **Predict.** If each rank applies the softmax to its own terms instead, which key gets nearly all the weight on rank 0, and which key gets nearly all the weight on rank 1? (Write 1 or 2.) If you add up the two weights that the second key gets, what's the result, rounded to a whole number?
 
@@ -49,11 +49,11 @@ viz.matrices({f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumera
              | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)})  # fmt: skip
 
 # %% [markdown]
-# The two ranks give nearly all the weight to different keys. As with GELU in chapter 02, you can't apply a softmax to the terms of a sum. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, the scores have $s/d$ times as many elements as the layer's output. In GPT-3, that's 16 times as many.
+# The two ranks give nearly all the weight to different keys. As with GELU in chapter 02, you can't apply a softmax to each term of a sum and then add up the results. The ranks could all-reduce the scores before the softmax, but every head has a score for each pair of tokens. For a sequence of $s$ tokens, the scores have $s/d$ times as many elements as the layer's output. In GPT-3, that's 16 times as many.
 #
 # ## But heads ignore each other
 #
-# Luckily, an attention layer has many heads, and no head ever looks at another head's scores. The three functions below compute all the heads of a layer. In a tensor of shape `[b, s, h]`, each head has its own block of $d$ adjacent columns.
+# Luckily, an attention layer has many heads, and no head ever looks at another head's scores. The three functions below split a tensor into heads, compute the output of each head, and merge the heads again. In a tensor of shape `[b, s, h]`, each head has its own block of $d$ adjacent columns.
 
 
 # %% tags=["setup"]
@@ -77,11 +77,11 @@ def merge_heads(y):  # [b, n, s, d] -> [b, s, n·d]
 # out = merge_heads(attend(q, k, v)) @ wo
 # ```
 #
-# As in exercise 5.1, you decide how to split the matrices and where to use the operators from chapter 03. Every rank receives the full $X$ and returns the full output. In the backward pass, every rank needs the full gradient of $X$ and the gradients of its own four shards.
+# As in exercise 5.1, every rank receives the full $X$ and returns the full output. In the backward pass, every rank needs the full gradient of $X$ and the gradients of its own four shards.
 #
-# - `attention_splits` returns four strings, one each for $W_q$, $W_k$, $W_v$, and $W_o$. Each string is either "column" or "row".
+# - `attention_splits` returns four strings, one for each matrix. Each string is either "column" or "row".
 #
-# - `sharded_attention` receives $X$ and this rank's shards of the four matrices. To communicate, call `copy_to_region` (f), `reduce_from_region` (g), `scatter_to_region`, or `gather_from_region`, but no more often than necessary.
+# - `sharded_attention` receives $X$ and this rank's shards of the four matrices. It may call `copy_to_region` (f), `reduce_from_region` (g), `scatter_to_region`, and `gather_from_region`, but no more often than necessary.
 #
 # The number of heads is divisible by the number of ranks. The check counts the messages in each pass.
 
@@ -115,11 +115,11 @@ def sharded_attention(x, wq, wk, wv, wo, head_dim):
 check("6.1", attention_splits, sharded_attention)
 
 # %% [markdown]
-# Your design is the same as in exercise 5.1, except that there are attention heads instead of GELU in the middle:
+# Your design has the same structure as your MLP from exercise 5.1, but with attention heads instead of GELU in the middle:
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,Q_0, K_0, V_0\,],\; [\,Q_1, K_1, V_1\,] \;\xrightarrow{\text{heads}}\; [\,Y_0,\; Y_1\,] \;\longrightarrow\; Y_0 O_0 + Y_1 O_1 \;\xrightarrow{\;g\;}\; Z$$
 #
-# GELU works on each element separately, and the softmax works on each head separately, so neither of them needs any messages. This is the attention of Megatron-LM (Shoeybi et al. 2019). Since a head can't be split, the number of *heads* must be divisible by the number of ranks.
+# GELU works on each element separately, and the softmax works on each head separately, so neither of them needs any messages. This is also how Megatron-LM splits attention (Shoeybi et al. 2019). Because no head may be split, the number of *heads* must be divisible by the number of ranks.
 #
 # ![An animation of an attention layer with four heads on two ranks. In the forward pass, each rank computes the attention scores of its own two heads without any communication, and then g adds the two partial outputs. In the backward pass, f adds the two partial gradients of the input. The last frame marks three parts of the attention layer with the names A, GELU, and B, because the MLP of chapter 05 has the same structure.](pictures/attention.svg)
 #
@@ -131,9 +131,9 @@ check("6.1", attention_splits, sharded_attention)
 #
 # ## One matmul instead of three
 #
-# The projections that compute queries, keys, and values all read the same $X$. So we can stack their weights into a single matrix $[W_q; W_k; W_v]$, as in exercise 5.4, and compute one large matmul.
+# Queries, keys, and values are all computed from the same $X$. So you can stack their weights into a single fused weight $[W_q; W_k; W_v]$, as in exercise 5.4. Then you need only one large matmul and one f for all three.
 #
-# **Predict.** Suppose an attention layer with $h = 32$ and 8 heads runs on four ranks, and its input has the shape `[2, 5, 32]` in float32. What's the shape of the fused weight on each rank, stored as `[out, in]`? What's the shape of `q` on each rank after `split_heads`? How many all-reduces do the forward and backward passes run in total, and how many bytes does each message contain?
+# **Predict.** An attention layer with $h = 32$ and 8 heads runs on four ranks, and its input has the shape `[2, 5, 32]` in float32. What's the shape of each rank's fused weight, stored as `[out, in]`? What's the shape of each rank's `q` after `split_heads`? How many all-reduces do both passes run in total, and how many bytes does each message contain?
 
 # %% predict="6.b"
 predict("6.b", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=1280)
@@ -142,7 +142,7 @@ predict("6.b", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=12
 from tplab.tensor import ColumnParallelLinear, RowParallelLinear, divide  # your layers from chapter 04
 
 # %% [markdown] task="6.2" title="ParallelAttention" difficulty=2 minutes=8
-# Turn your design into a module with two layers from chapter 04. Call the layers `self.qkv` (the fused projection) and `self.out`. Pass `bias`, `group`, `device`, and `dtype` on to both of them.
+# Turn your design into a module with two layers from chapter 04. Call them `self.qkv` (for the stacked weights) and `self.out`, and pass `bias`, `group`, `device`, and `dtype` on to both layers.
 #
 # If the number of heads isn't divisible by the number of ranks in `group`, raise a `ValueError` on every rank, even if $h$ is divisible. You can use `divide(n, p)`, which returns `n // p` or raises this error for you.
 
@@ -183,54 +183,23 @@ class ParallelAttention(nn.Module):
 check("6.2", ParallelAttention)
 
 # %% [markdown]
-# Does a fused weight also save communication? Let's compare your module with a module that has three separate column-parallel layers.
-
-
-# %%
-class ThreeLayers(ParallelAttention):
-    def __init__(self, hidden_size, num_heads, **options):
-        super().__init__(hidden_size, num_heads, **options)
-        self.qkv = nn.ModuleList(ColumnParallelLinear(hidden_size, hidden_size, **options) for _ in range(3))
-
-    def forward(self, x):
-        q, k, v = (split_heads(layer(x), self.head_dim) for layer in self.qkv)
-        return self.out(merge_heads(attend(q, k, v)))
-
-
-def one_step(attention_class):
-    x = torch.randn(2, 5, 32, device=device(), requires_grad=True)
-    attention_class(32, 8, device=device())(x).sum().backward()
-
-
-rows = []
-for attention_class in (ParallelAttention, ThreeLayers):
-    calls, size = launch(one_step, 4, args=(attention_class,)).record.totals()["all_reduce"]
-    rows.append({"attention": attention_class.__name__, "all-reduces": calls, "message bytes, all calls": size})
-viz.table(rows)
-
-# %% [markdown]
-# The module with three separate layers sends twice as many bytes, because each of these layers has its own f. With a fused weight, each rank first adds up its own three contributions to the gradient of $x$, and then a single f sums the results over the ranks.
-
-# %% [markdown]
 # ## Who may look at whom?
 #
-# So far, every query attends to every key. In practice, a **mask** determines which keys a query may attend to. There are two reasons why a query may not attend to a key.
+# So far, every query attends to every key. In practice, a **mask** determines which keys a query may attend to. There are two kinds of keys that a query may not attend to.
 #
-# - **The future.** If a model generates a text from left to right, a token may only attend to itself and to earlier tokens. This is called a *causal* mask. During training, there's a query for each of the $t$ tokens. But when the model generates text, it only needs queries for the newest $s$ of the $t$ tokens.
+# - **Keys of future tokens.** When a model writes a text from left to right, a token may only attend to itself and to earlier tokens. A mask with this rule is called *causal*. During training, there's a query for each of the $t$ tokens, but when the model writes, only the newest $s$ of the $t$ tokens need one.
 #
-# - **Padding.** If the texts in a batch have different lengths, the shorter texts are padded with meaningless tokens. No query should attend to these padding tokens.
+# - **Keys of padding tokens.** Short texts in a batch are padded with meaningless tokens, and no query should attend to these tokens.
 #
-# **Predict.** A text of three tokens is padded to five tokens on the *left*, and the mask is causal. How many keys may the very first query attend to? A different text has $t = 5$ tokens without padding, and only the last two tokens have queries. With PyTorch's `is_causal=True`, query $i$ attends to keys 0 to $i$. How many keys does the last query attend to with `is_causal=True`? How many keys should the last query attend to?
+# **Predict.** A text of three tokens is padded to five tokens on the *left*, and the mask is causal. How many keys may the very first query attend to? In a different text, all $t = 5$ tokens are real, but only the last two have queries. With PyTorch's `is_causal=True`, query $i$ attends to keys 0 to $i$. So how many keys does the last query attend to, and how many should it attend to?
 
 # %% predict="6.c"
 predict("6.c", padded=0, is_causal=2, right=5)
 
 # %% [markdown] task="6.3" title="Who may attend to whom" difficulty=3 minutes=9
-# Write two functions. One of them returns the mask, and the other one computes a softmax with this mask.
-#
 # - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of these tokens.
 #
-# - `attention_weights` returns the weights of all the keys, computed with a softmax over the keys that the mask allows. All other keys get a weight of exactly 0. A query that may not attend to any key gets a weight of 0 for every key, and no gradient may turn into a NaN.
+# - `attention_weights` applies a softmax to the scores of the keys that the mask allows. All other keys get a weight of exactly 0. If a query may not attend to any key, all of its weights are 0. No gradient may turn into a NaN.
 
 
 # %% exercise="6.3"
@@ -267,9 +236,9 @@ def attention_weights(q, k, mask):
 check("6.3", attention_mask, attention_weights)
 
 # %% [markdown]
-# Does it matter if the attention weights of padding tokens' queries are NaN? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, which the loss ignores.
+# Do NaNs matter if they only affect padding tokens? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, whose outputs the loss ignores.
 #
-# **Predict.** If the queries of the two padding tokens get NaN weights, is the loss NaN? Is any element of $dW_o$ NaN? What share of the elements of $dx$ is NaN in the *unpadded* text, and what share is NaN in the padded text? (Write numbers between 0 and 1.)
+# **Predict.** Suppose the queries of these two tokens get NaN weights. Is the loss NaN? Is any element of $dW_o$ NaN? What share of the elements of $dx$ is NaN in the *unpadded* text, and what share is NaN in the padded text? (Write numbers between 0 and 1.)
 
 # %% predict="6.d"
 predict("6.d", loss=False, dWo=True, dx_unpadded=0, dx_padded=1)
@@ -297,31 +266,28 @@ viz.table([{"share of NaNs": name} | nans(weights_of)
            for name, weights_of in {"softmax alone": nan_weights, "yours": attention_weights}.items()])  # fmt: skip
 
 # %% [markdown]
-# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. This bug really occurs in PyTorch's `nn.MultiheadAttention`, which returns NaNs for a query without any allowed key unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
+# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. PyTorch's own `nn.MultiheadAttention` has this bug. If a query has no allowed key, it returns NaNs unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
 #
-# With tensor parallelism, the mask stays the same. Every rank has all the tokens, so every rank uses the same mask for its own heads.
+# With tensor parallelism, every rank has all the tokens, so every rank uses the same mask for its own heads.
 #
 # ## Two texts
 #
-# In a translation model, an encoder reads a text, and a decoder generates its translation. Every token of the decoder attends to the encoder's output, which is called the **memory**. This kind of attention is called **cross-attention**. Its queries come from the decoder's tokens $x$, and its keys and values come from the memory.
+# In a translation model, an encoder reads a text, and a decoder writes its translation. Each token of the decoder attends to the encoder's output, which is called the **memory**. In this **cross-attention**, the queries come from the decoder's tokens $x$, and the keys and values come from the memory.
 #
-# **Predict.** Suppose the decoder's tokens $x$ are a tensor with 320 elements, and the memory is a tensor with 448 elements. If you fuse as many weights as possible, how many elements does each all-reduce send? Write one tuple for the forward pass and one for the backward pass, with the smallest message first.
+# **Predict.** Suppose $x$ has 320 elements and the memory has 448. If you fuse as many weights as possible, how many elements does each all-reduce send? Write one tuple for the forward pass and one for the backward pass, with the smallest message first.
 
 # %% predict="6.e"
 predict("6.e", forward=(320,), backward=(320, 448))
 
 # %% [markdown] task="6.4" title="Cross-attention" difficulty=2 minutes=8
-# Write a cross-attention module with three layers called `self.q`, `self.kv`, and `self.out`. Every token of the decoder may attend to all tokens of the memory that aren't padding. The decoder's text and the memory may have different lengths.
+# Write a cross-attention module. First decide which of $W_q$, $W_k$, and $W_v$ can share a fused weight, and fuse as many as possible, in this order. Name each layer after what it computes. For example, `self.q` computes only queries, and `self.qkv` would compute all three. The output layer is still `self.out`.
 #
-# As before, raise a `ValueError` if the number of heads isn't divisible by the number of ranks. Your functions from exercise 6.3 will help.
+# Every token of the decoder may attend to all tokens of the memory that aren't padding, and the two texts may have different lengths. Raise the same `ValueError` as in exercise 6.2. Your functions from exercise 6.3 will help.
 
 
 # %% exercise="6.4"
 class ParallelCrossAttention(nn.Module):
-    """Attention from one text to another: x [b, s, h] and memory [b, t, h], both the same on every rank -> out [b, s, h], the same on every rank.
-
-    The full weight of `kv` is [Wk; Wv], [2h, h].
-    """
+    """Attention from one text to another: x [b, s, h] and memory [b, t, h], both the same on every rank -> out [b, s, h], the same on every rank."""
 
     def __init__(self, hidden_size, num_heads, *, bias=True, group=None, device=None, dtype=None):
         super().__init__()
@@ -354,11 +320,11 @@ class ParallelCrossAttention(nn.Module):
 check("6.4", ParallelCrossAttention)
 
 # %% [markdown]
-# Cross-attention needs an f for each of its two inputs. If you forget to pass the memory through f, the loss is still correct, and so are all gradients in the decoder. Only the gradients in the encoder are wrong.
+# Cross-attention needs an f for each of its two inputs. Suppose you forget the f for the memory. Then the loss is still correct, and so are all gradients in the decoder. Only the gradients in the encoder are wrong.
 #
 # ## Train a block
 #
-# A transformer **block** consists of an attention layer and an MLP, each with a residual connection around it. Let's train one! The model below reads 32 bytes of Python and predicts the next byte after each of them. Everything except the block is replicated.
+# A transformer **block** consists of an attention layer and an MLP, each with a residual connection around it. Let's train one! The model below reads 32 bytes of Python and, after each of them, predicts the next byte. Everything except the block is replicated.
 
 # %%
 from collections import OrderedDict
@@ -431,7 +397,7 @@ start = {name: value.cpu().clone() for name, value in plain.state_dict().items()
 plain_losses = train(plain)
 
 # %% [markdown]
-# **Predict.** Next, your block will train on two ranks. How many all-reduces does each training step need in total, including any that sum parameter gradients?
+# **Predict.** On two ranks, how many all-reduces does each training step of your block need in total, including any that sum parameter gradients?
 
 # %% predict="6.f"
 predict("6.f", all_reduces=4)
@@ -453,13 +419,13 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
 
 # %% [markdown]
-# The two curves lie exactly on top of each other.
+# You see only one curve, because the two curves lie exactly on top of each other.
 #
 # ## Fewer keys than ranks
 #
-# When a model generates text, it keeps the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads may share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). If *all* query heads share the same key head and value head, it's called **multi-query attention** (Shazeer 2019).
+# When a model writes a text, it stores the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads can share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). In **multi-query attention**, *all* query heads share the same two (Shazeer 2019).
 #
-# In the next cell, each rank prints which heads it holds. What happens if there are more ranks than key heads?
+# What happens if there are more ranks than key heads? The next cell shows which heads each rank holds.
 
 # %%
 from tplab.tensor import QKVParallelLinear
@@ -484,7 +450,7 @@ viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 2
 # %% [markdown]
 # A head can't be split, so several ranks hold **copies** of the same key head. But each copy is only used by the queries on its own rank.
 #
-# **Predict.** Two ranks hold copies of the only key head and value head. There's one f before all three projections, as in your `ParallelAttention`, but nothing keeps the copies in sync. Which of the tensors in the next cell are correct after the first backward pass? (Write `True` or `False`.)
+# **Predict.** Two ranks hold copies of the only key head and value head. One f comes before all three projections, as in your `ParallelAttention`, but nothing keeps the copies in sync. After the first backward pass, which of the output, $dW_q$, $dW_k$, and $dx$ are correct? (Write `True` or `False` for each of them.)
 
 # %% predict="6.g"
 predict("6.g", out=True, dWq=True, dWk=False, dx=True)
@@ -492,7 +458,7 @@ predict("6.g", out=True, dWq=True, dWk=False, dx=True)
 # %% [markdown]
 # ## Fix it
 #
-# The BigCode project, which trained StarCoder, added multi-query attention to its own version of Megatron-LM. Each rank had a copy of the shared weights, so the developers summed the gradients of these weights across ranks. Still, whenever they split a model across several ranks, its loss exploded after a few thousand steps. For example, a small model had a loss of 3.74 after 5,000 steps, although the correct loss was 2.64. And yet, when the developers printed the copies of the shared weights at step 2400, the copies were "perfectly in sync" (bigcode-project/Megatron-LM issue 35, March 2023). The next cell contains the same bug.
+# The BigCode project, which trained StarCoder, added multi-query attention to its own version of Megatron-LM. Every rank had a copy of the shared weights, and the developers summed the gradients of the copies across ranks. Still, whenever they split a model across several ranks, its loss exploded after a few thousand steps. After 5,000 steps, a small model had a loss of 3.74 instead of 2.64. And yet, when the developers printed the copies at step 2400, the copies were "perfectly in sync" (bigcode-project/Megatron-LM issue 35, March 2023). The next cell contains the same bug.
 
 
 # %%
@@ -541,13 +507,13 @@ viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copi
 # %% [markdown]
 # The first loss is correct, the model learns, and the copies of the shared weights are identical. Would you have noticed that something is wrong?
 #
-# **Predict.** Where does the code above call f? Which of the tensors in the next cell are correct after the first backward pass on two ranks?
+# **Predict.** Where does the code above call f? After the first backward pass on two ranks, which of the output, $dW_q$, $dW_k$, and $dx$ are correct? (Write `True` or `False` for each of them.)
 
 # %% predict="6.h"
 predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
 # %% [markdown] task="6.5" title="Fix multi-query attention" difficulty=4 minutes=13
-# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is correct, so you only have to decide where to call f. There are two right answers, which send different numbers of bytes. The check accepts both answers, as long as they don't send any unnecessary bytes.
+# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is correct, so you only have to decide where to call f. There are two right answers, which send different numbers of bytes. The check accepts both of them, but it refuses answers that send anything unnecessary.
 
 
 # %% exercise="6.5"
@@ -599,7 +565,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Now you can see what really went wrong. With the broken code, each rank computes a different $dx$, so the parameters of every layer *before* the attention get different gradients on each rank. The developers had summed only the gradients of the shared weights, so only the shared weights stayed equal. Your detector from exercise 5.3, which compares *all* replicated parameters, would have noticed the bug after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
+# Now you can see what really went wrong. In the broken version, each rank computes a different $dx$, so all parameters *before* the attention layer get a different gradient on each rank. Only the shared weights stay equal, because only their gradients are summed. Your detector from exercise 5.3 compares *all* replicated parameters, so it would have noticed the bug after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
 #
 # **Predict.** Besides the message for $dx$, the first fix sends the gradient of the shared weight `[2d, h]`, and the second fix sends the gradient of `kv` `[b, s, 2d]`. How many elements do these two gradients have for $b \cdot s = 4096$ tokens, $h = 1024$, and $d = 64$?
 
@@ -609,7 +575,7 @@ predict("6.i", weight=131072, keys_and_values=524288)
 # %% [markdown]
 # ## Break it
 #
-# Weights aren't the only tensors that belong to a head. With ALiBi, each head has a number called its **slope**. The head multiplies the slope by the distance between a query and a key, and subtracts the result from their score. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of the slopes of its own heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
+# Weights aren't the only tensors that belong to a head. With ALiBi, each head also has a **slope**. The head multiplies its slope by the distance between a query and a key, and subtracts the result from their score. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of its own (bigscience-workshop/Megatron-DeepSpeed issue 227).
 #
 # **Predict.** Suppose four ranks hold one head each, and every rank uses the slope of the first head. How many of the ranks compute their head correctly? Which slope does rank 3 use?
 
@@ -636,7 +602,7 @@ def wrong_slopes():
 viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(wrong_slopes, 4))])
 
 # %% [markdown]
-# So if you split the heads across ranks, you have to split everything else that belongs to a head in the same way, such as its slope.
+# So if you split the heads across ranks, you also have to split everything else that belongs to a head, such as its slope.
 
 # %%
 symptoms(6)
@@ -644,15 +610,15 @@ symptoms(6)
 # %% [markdown]
 # ## Write with a cache (optional)
 #
-# When a model generates text, each step only computes the queries, keys, and values of the *new* tokens. The older keys and values come from the cache. Each rank caches the keys and values of its own heads.
+# When a model writes a text, each step computes queries, keys, and values only for the *new* tokens. The older keys and values come from the cache. Each rank caches the keys and values of its own heads.
 #
-# **Predict.** Llama 3 70B has 80 layers, 64 query heads, 8 key and value heads, and $d = 128$. For one text of 8,192 tokens with 2 bytes per element, how many GiB does the cache take up on each rank, for $p = 1$, 8, and 16?
+# **Predict.** Llama 3 70B has 80 layers, 64 query heads, 8 key and value heads, and $d = 128$. With 2 bytes per element, how many GiB does the cache of an 8,192-token text take up on each rank, for $p = 1$, 8, and 16?
 
 # %% predict="6.k"
 predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 
 # %% [markdown]
-# So with 16 ranks, each rank's cache is as large as with 8 ranks. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021). This method rotates queries and keys by an angle that depends on the token's position, so a score only depends on the distance between two tokens. Each rank rotates the queries and keys of its own heads.
+# With 16 ranks, each rank's cache is as large as with 8 ranks, because two ranks hold copies of the same key head. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021). Each query and each key is rotated by an angle that depends on the token's position. Each rank rotates the queries and keys of its own heads.
 
 # %% tags=["setup"]
 from tplab.tensor import rotary_angles, rotate
@@ -666,13 +632,13 @@ def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k
 
 
 # %% [markdown] task="6.6" title="KV cache (optional)" difficulty=3 minutes=15
-# Write the cache, and a step of causal attention that uses it. Here, `attention` is a module of the course. You need its output layer `attention.out`, its number of key and value heads on this rank, `attention.kv_heads` ($m$), and `attention.head_dim` ($d$).
+# Write the cache, and a step of causal attention that uses it. Here, `attention` is the course's own attention module. Its output layer is `attention.out`, and on each rank, it has $m$ key heads and $m$ value heads (`attention.kv_heads`) with $d$ elements each (`attention.head_dim`).
 #
 # - `KVCache(attention, batch_size, max_length)` creates `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`, and sets `length` to 0.
 #
-# - `append(keys, values)` writes the keys and values of new tokens into the cache, after those of the earlier tokens. It returns all the keys and values that are now in the cache, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
+# - `append(keys, values)` writes the keys and values of new tokens into the cache, after those of the earlier tokens. It returns views of all the keys and all the values that are now in the cache. If there isn't enough room, it raises a `ValueError` and writes nothing.
 #
-# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3. The first query heads share key head 0, the next query heads share key head 1, and so on.
+# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3. With $n$ query heads, the first $n/m$ of them share key head 0, the next $n/m$ share key head 1, and so on.
 #
 # All of this runs under `torch.no_grad()`.
 
@@ -753,7 +719,7 @@ viz.table(
 #
 # - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. Megatron-Core orders the rows of the fused weight by group, where a group consists of several query heads, one key head, and one value head. With this order, an ordinary split by rows is correct, and there's no need for a stride.
 #
-# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. When a user of Colossal-AI reported such a split in 2022 (issue 817), the first reply recommended the library's new functions for checkpoints, and a later reply asked for an example of what would go wrong.
+# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. In 2022, a user of Colossal-AI reported such a split (issue 817). The first reply recommended the library's new functions for checkpoints, and a later reply asked for an example of what would go wrong.
 #
 # - **Splitting a head** is possible, but it needs more communication. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Then its developers gave each rank a copy of a complete head instead, and the time per step went down from 3.1 ms to 1.6 ms (tpu-inference pull request 2661).
 #
@@ -807,4 +773,4 @@ from tplab.course import library
 library(6)
 
 # %% [markdown]
-# The input of your block is a vector for each token, but where do these vectors come from? They come from a table with one row per token of the vocabulary. The table of the smallest GPT-2 has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of its blocks, and so far every rank would have to store all of them. How do you split a table?
+# The input of your block is a vector for each token, but where do these vectors come from? They come from a table with one row per token of the vocabulary. In the smallest GPT-2, this table has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of its blocks, and so far, every rank would have to store all of them. How do you split a table?

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 07 · The vocabulary-parallel embedding
 #
-# In many language models, the two largest matrices aren't in any layer. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split these two matrices so that *both* ends of the model need little communication? One obvious split is perfect at one end and a disaster at the other. And the split that everybody uses has a trap, because it hides errors that would crash a single process.
+# In many language models, the two largest matrices aren't in any layer. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split these two matrices so that *both* ends of the model need little communication? One obvious split is perfect at one end and a disaster at the other. And the split that everybody uses hides errors that would crash a single process.
 #
 # By the end of this chapter, your library will contain an embedding and an output layer. You need chapters 03 and 04. About 75 minutes.
 
@@ -26,7 +26,7 @@ from tplab.course import check, predict, show_failure, symptoms
 from tplab.tensor import copy_to_region, gather_from_region, record_token, reduce_from_region, scatter_to_region
 
 # %% [markdown]
-# Here's why you should care. If every GPU stored both matrices of Llama 3 405B in full, these two matrices alone would fill most of the GPU's 80 GB:
+# If every GPU stored both matrices of Llama 3 405B in full, these two matrices alone would fill most of the GPU's 80 GB:
 
 
 # %%
@@ -42,7 +42,7 @@ viz.bill({f"split over {p} ranks" if p > 1 else "not split": bytes_per_gpu(p) fo
 # %% [markdown]
 # ## A look-up is a matmul
 #
-# A model's vocabulary has $v$ tokens, and each token has an **id** from 0 to $v - 1$. The first matrix $E$ is a table with one row of $h$ elements per token. To get the vector of token 7, you copy row 7.
+# A model's vocabulary has $v$ tokens, and each token has an **ID** from 0 to $v - 1$. The first matrix $E$ is a table with one row of $h$ elements per token. To get the vector of token 7, you copy row 7.
 #
 # You get the same row if you multiply the table by a **one-hot** vector, which has a 1 at position 7 and zeros everywhere else. So looking up a whole text is a matmul, and you already know two ways to split a matmul. Let's split a tiny table with ten words by rows. To make the rows easy to recognize, row 7 contains `7.1` and `7.2`, and so on.
 
@@ -69,7 +69,7 @@ viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tok
 #
 # ## The other end
 #
-# At the end of a model, there's a vector $y$ for each position in the text, and the model has to predict which token comes next. So for every token of the vocabulary, the model computes a score, which is called a **logit**. To compute a token's logit, you need one vector per token of the vocabulary, because the logit is the dot product of $y$ with this vector. One vector per token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. The embedding and the output layer are then called **tied**.
+# At the end of a model, there's a vector $y$ for each position in the text, and the model predicts which token comes next. To do so, it computes a score for every token of the vocabulary. This score is called a **logit**, and it's the dot product of $y$ with a vector that belongs to the token. One vector per token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. The embedding and the output layer are then called **tied**.
 
 # %% [markdown] task="7.1" title="One table, two jobs" difficulty=3 minutes=14
 # Split the table so that the embedding and the output layer together send as few bytes as possible. The vocabulary is much larger than the hidden size, $v \gg h$.
@@ -80,7 +80,7 @@ viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tok
 #
 # - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. Either return all the logits or only the logits of this rank's own tokens, whichever needs fewer bytes.
 #
-# You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. The one-hot vectors don't need a gradient, because they're made from integers. The check counts the messages of each function.
+# You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. The one-hot vectors don't need a gradient. The check counts the messages of each function.
 
 
 # %% exercise="7.1"
@@ -120,9 +120,9 @@ check("7.1", table_split, look_up, scores)
 #
 # $$X = \sum_r \mathrm{onehot}_r\, E_r \qquad\qquad Y E^\top = [\,Y E_0^\top,\; Y E_1^\top\,]$$
 #
-# For the look-up alone, a split by columns would have been *better*, because an all-gather of the vectors sends only half as much as an all-reduce. But for the output layer, a split by columns is a disaster. Every rank only gets one term of every logit, so the ranks have to sum all the logits.
+# For the look-up alone, a split by columns would have been *better*, because an all-gather of the vectors sends only half as much as an all-reduce. But for the output layer, a split by columns is a disaster. Every rank gets only one term of every logit, so the ranks have to sum all the logits.
 #
-# **Predict.** Suppose $v = 10h$. If you add up all the messages of the embedding and the output layer in both passes, how many elements do these messages contain, as a multiple of $b \cdot s \cdot h$? Write one number for a split by rows and one for a split by columns. (With a split by columns, slicing $Y$ is free in the forward pass, but the ranks have to gather the gradient of $Y$ in the backward pass.)
+# **Predict.** Suppose $v = 10h$. How many elements do all the messages of the embedding and the output layer contain in both passes, as a multiple of $b \cdot s \cdot h$? Write one number for a split by rows and one for a split by columns. (With a split by columns, slicing $Y$ is free in the forward pass, but the ranks have to gather the gradient of $Y$ in the backward pass.)
 
 # %% predict="7.a"
 predict("7.a", rows=2, columns=12)
@@ -153,21 +153,21 @@ viz.table([launch(both_ends, 2, args=(split,))[0] for split in ("rows", "columns
 # %% [markdown]
 # ## No one-hot vectors, please
 #
-# **Predict.** The smallest version of GPT-2 has a vocabulary of 50,257 tokens and a hidden size of 768. For a text of 1,024 tokens in float32, how many megabytes do the one-hot vectors take up? How many megabytes do the vectors from the embedding table take up? (A megabyte is a million bytes. Round to whole numbers.)
+# **Predict.** The smallest GPT-2 has a vocabulary of 50,257 tokens and a hidden size of 768. For a text of 1,024 tokens in float32, how many megabytes do the one-hot vectors take up, and how many do the vectors from the table take up? (A megabyte is a million bytes. Round to whole numbers.)
 
 # %% predict="7.b"
 predict("7.b", one_hot_MB=206, vectors_MB=3)
 
 # %% [markdown]
-# Multiplying the table by a one-hot vector only copies a single row, so let's copy this row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. The row of an id in this range is row `id - start` of the rank's shard. All other ids are **foreign**, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign id, the rank first looks up *some* row that does exist. Afterward, it replaces the vector of the foreign id with zeros.
+# Multiplying the table by a one-hot vector only copies a single row, so let's copy this row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. The row of an ID in this range is row `ID - start` of the rank's shard. All other IDs are **foreign** to this rank, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign ID, the rank first looks up *some* row that does exist. Then it replaces the vector of the foreign ID with zeros.
 #
-# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the ids 5 and 2, and for a foreign id, it looks up row 0. Which two rows of *its own shard* does rank 1 look up? For each of the two ids, what does rank 1 contribute to the first element of the vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
+# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the IDs 5 and 2, and for a foreign ID, it looks up row 0. Which two rows of *its own shard* does rank 1 look up? What does it contribute to the first element of each vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
 
 # %% predict="7.c"
 predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
 
 # %% [markdown] task="7.2" title="The masked look-up" difficulty=3 minutes=12
-# Write the look-up without one-hot vectors. Your function should work for ids of any shape, and it mustn't change `ids`, because the caller still needs them.
+# Write the look-up without one-hot vectors. Your function should work for IDs of any shape, and it mustn't change `ids`.
 #
 # Some models pad short texts with a meaningless token, whose vector must not get a gradient. If this token's row is in this rank's shard, `padding_row` is the number of the row in the shard. You can simply pass `padding_row` on to PyTorch with `F.embedding(rows, weight, padding_row)`.
 
@@ -185,7 +185,7 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 
 
 # %% [markdown] hints="7.2"
-# 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the ids 2, 3, 5, and 6 are foreign? First write a condition that tells you whether a single id is foreign. Then decide which row you look up for each of the four ids. Do you have to replace the vectors of foreign ids with zeros before or after the sum over the ranks?
+# 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the IDs 2, 3, 5, and 6 are foreign? First write a condition that tells you whether a single ID is foreign. Then decide which row you look up for each of the four IDs. Do you have to replace the vectors of foreign IDs with zeros before or after the sum over the ranks?
 # 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need `masked_fill` twice, before the look-up for the row numbers and after the look-up for the vectors. Which shape does the mask need when you apply it to the vectors?
 # 3. Compute `rows = (ids - start).masked_fill(foreign, 0)`, then `vectors = F.embedding(rows, weight, padding_row)`, then `vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)`, and return `reduce_from_region(vectors, group)`.
 
@@ -193,11 +193,11 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 check("7.2", parallel_lookup)
 
 # %% [markdown]
-# The backward pass of the look-up doesn't need any messages. Every rank already has the full gradient of $X$, and it adds the gradients of its own tokens to the rows of its shard. But doesn't row 0 also get a gradient for every foreign id? A reviewer of DeepSeek-V3's inference code suspected this (pull request 834). But row 0 doesn't get these gradients. The second `masked_fill` replaces the vectors of foreign ids with zeros, so no gradient flows back through them.
+# The backward pass of the look-up doesn't need any messages. Every rank already has the full gradient of $X$, and it adds the gradients of its own tokens to the rows of its shard. But doesn't row 0 also get a gradient for every foreign ID? A reviewer of DeepSeek-V3's inference code suspected that it does (pull request 834). It doesn't, because the second `masked_fill` replaces the vectors of foreign IDs with zeros, so no gradient flows back through them.
 #
 # ## A vocabulary that can't be divided
 #
-# GPT-2's vocabulary has 50,257 tokens, which is an odd number. If one rank had more rows than the others, the look-up would still work. But in the output layer, the ranks with fewer rows would have to wait for the others, and a gather needs shards of equal size. So we append rows that don't belong to any token, until every rank has the same number of rows. These additional rows are called **padding**. We also want each rank to have a multiple of 128 rows, because matmuls of such sizes are efficient on a GPU (Shoeybi et al. 2019).
+# GPT-2's vocabulary has 50,257 tokens, which is an odd number. But a gather of the logits needs shards of equal size. So we append rows that don't belong to any token, until every rank has the same number of rows. These additional rows are called **padding**. We also want each rank to have a multiple of 128 rows, because matmuls of such sizes are efficient on a GPU (Shoeybi et al. 2019).
 
 
 # %% tags=["setup"]
@@ -223,13 +223,13 @@ viz.table([{"vocabulary": name, "tokens": size, "rows on 8 ranks": pad_vocab_siz
            for name, size in {"GPT-2": 50257, "Llama 3": 128256, "single bytes": 256}.items()])  # fmt: skip
 
 # %% [markdown]
-# For real vocabularies, the padding is negligible. But with a vocabulary of 256 bytes, six of eight ranks would hold nothing but padding, so you'd choose a smaller `multiple`.
+# For real vocabularies, the padding is negligible. But with a vocabulary of 256 bytes, six of the eight ranks would hold nothing but padding, so you'd choose a smaller `multiple`.
 #
 # ## Fix it
 #
-# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and the example crashed. On two GPUs, the same example ran just fine (NVIDIA/Megatron-LM issue 2459, still open in fall 2026, and issue 1038 from August 2024). The example's data contains ids up to 4,095, although the vocabulary of its model has only 100 tokens. Megatron-LM doesn't mask foreign ids on a single GPU, so the look-up fails. On several GPUs, it does mask foreign ids, and the wrong ids are masked as well. The libraries vLLM and SGLang work in the same way.
+# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and the example crashed. On two GPUs, the same example ran just fine (NVIDIA/Megatron-LM issue 2459, still open in fall 2026, and issue 1038 from August 2024). The example's data contains IDs up to 4,095, although the vocabulary of its model has only 100 tokens. On a single GPU, Megatron-LM doesn't mask any IDs, so the look-up fails. On several GPUs, every rank masks the IDs that are foreign to it, and a wrong ID is foreign to all of them. The libraries vLLM and SGLang work in the same way.
 #
-# **Predict.** What happens if you look up the id 12 in our vocabulary of ten words, first with `F.embedding` in a single process and then with your `parallel_lookup` on two ranks? (Write "IndexError", "zeros", or "a row".)
+# **Predict.** What happens if you look up the ID 12 in our vocabulary of ten words, first with `F.embedding` in a single process and then with your `parallel_lookup` on two ranks? (Write "IndexError", "zeros", or "a row".)
 
 # %% predict="7.e"
 predict("7.e", single_process="IndexError", two_ranks="zeros")
@@ -262,19 +262,17 @@ for number in (7, 12, -3, 10):
 viz.table(rows)
 
 # %% [markdown]
-# You get zeros without any warning, and the training goes on. This is the price of the mask. A rank that doesn't have the row of an id assumes that another rank has it. The id 10 is even worse. On four ranks, our table of ten words is padded to twelve rows, so the id 10 finds a padding row, and the model trains this row. You won't notice anything until you load a checkpoint, which stores only the ten real rows.
+# You get zeros without any warning, and the training run goes on. A rank that doesn't have the row of an ID assumes that another rank has it. The ID 10 is even worse. On four ranks, our table of ten words is padded to twelve rows, so the ID 10 finds a padding row, and the model trains this row. You won't notice anything until you load a checkpoint, which stores only the ten real rows.
 #
-# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But then not even a single GPU would raise an error anymore! SGLang's developers had a similar crash. In about 1% of its runs, one of their tests drew the id 32,000, although their vocabulary had only 32,000 tokens. The developers fixed the test, and they also added a check that raises an error for such ids (pull request 27482, June 2026).
+# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But then not even a single GPU would raise an error anymore! SGLang's developers chose a better fix. In about 1% of its runs, one of their tests drew the ID 32,000, although their vocabulary had only 32,000 tokens. They fixed the test and added a check that raises an error for such IDs (pull request 27482, June 2026).
 
 # %% tags=["setup"]
 from tplab.tensor import Block, Sharding, init_parameter
 
-# %% [markdown] task="7.3" title="Fix the id that no rank has" difficulty=3 minutes=12
-# The module below is complete, except that it doesn't check the ids. Fix `forward`. For any id outside the vocabulary, `forward` should raise an `IndexError` whose message names the id and its position in `ids`, as in `id 12 at [0, 3]`. A position has one number per dimension of `ids`.
+# %% [markdown] task="7.3" title="Fix the ID that no rank has" difficulty=3 minutes=12
+# The module below is complete, except that it doesn't check the IDs. Fix `forward`. For any ID outside the vocabulary, `forward` should raise an `IndexError` whose message names the ID and its position in `ids`, as in `ID 12 at [0, 3]`. A position has one number per dimension of `ids`. If several IDs are wrong, naming one of them is enough.
 #
-# If several ids are wrong, naming one of them is enough. You decide which ranks look for wrong ids and when they raise the error, but no rank may wait forever for a rank that has raised an error. An empty tensor of ids is valid.
-#
-# (Don't confuse the two kinds of padding: `padding_idx` is a token, with an id and a row of its own.)
+# You decide which ranks look for wrong IDs and when they raise the error, but no rank may wait forever for a rank that has raised an error. An empty tensor of IDs is valid. (The argument `padding_idx` has nothing to do with padding rows. It names a real token, which has an ID and a row.)
 
 
 # %% exercise="7.3"
@@ -311,7 +309,7 @@ class VocabParallelEmbedding(nn.Module):
         if wrong.any():
             place = wrong.nonzero()[0].tolist()
             number = ids[tuple(place)].item()
-            raise IndexError(f"id {number} at {place} isn't one of the ids 0 to {self.num_embeddings - 1}")
+            raise IndexError(f"ID {number} at {place} isn't one of the IDs 0 to {self.num_embeddings - 1}")
         return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=row, group=self.group)  # [.., h]
         ### BROKEN
         # return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=row, group=self.group)
@@ -319,9 +317,9 @@ class VocabParallelEmbedding(nn.Module):
 
 
 # %% [markdown] hints="7.3"
-# 1. Which ids should be valid: those with a row on this rank, those with a row in the padded table, or those of the vocabulary? Which ids does each rank know before anything is sent? If only some of the ranks raise an error, which collective do the other ranks get stuck in?
-# 2. Every rank has the same ids, so every rank can check all of them before the look-up. `wrong = (ids < 0) | (ids >= self.num_embeddings)` is `True` for every invalid id. `wrong.nonzero()` returns a tensor with one row per invalid id, and each row contains the position of this id.
-# 3. If `wrong.any()`, let `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"id {ids[tuple(place)].item()} at {place} isn't in the vocabulary")`. Otherwise, return the look-up as before.
+# 1. Which IDs should be valid: those with a row on this rank, those with a row in the padded table, or those of the vocabulary? Which IDs does each rank know before anything is sent? If only some of the ranks raise an error, which collective do the other ranks get stuck in?
+# 2. Every rank has the same IDs, so every rank can check all of them before the look-up. `wrong = (ids < 0) | (ids >= self.num_embeddings)` is `True` for every invalid ID. `wrong.nonzero()` returns a tensor with one row per invalid ID, and each row contains the position of this ID.
+# 3. If `wrong.any()`, let `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"ID {ids[tuple(place)].item()} at {place} isn't in the vocabulary")`. Otherwise, return the look-up as before.
 
 # %% check="7.3"
 check("7.3", VocabParallelEmbedding)
@@ -337,15 +335,15 @@ with show_failure():
     launch(with_a_wrong_id, 2)
 
 # %% [markdown]
-# <details><summary>Going deeper: how to check ids on a GPU without waiting for it</summary>
+# <details><summary>Going deeper: how to check IDs on a GPU without waiting for it</summary>
 #
-# The statement `if wrong.any()` needs its answer on the CPU. If the ids are on a GPU, the CPU has to stop and wait for this answer in every step, although it would normally run ahead and launch the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay. The vector of a wrong id becomes NaN right away, so nobody can mistake it for a result. Meanwhile, the first wrong id and its position are copied to the CPU in the background, and the *next* call raises the error.
+# The statement `if wrong.any()` needs its answer on the CPU. If the IDs are on a GPU, the CPU has to stop and wait for this answer in every step, although it would normally run ahead and launch the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay. The vector of a wrong ID becomes NaN right away, so nobody can mistake it for a result. Meanwhile, the first wrong ID and its position are copied to the CPU in the background, and the *next* call raises the error.
 #
 # </details>
 #
 # ## The token that doesn't exist
 #
-# Padding rows have another trap in store for you, because all the elements of these rows are zeros.
+# Padding rows have another trap in store for you, because all their elements are zeros.
 #
 # **Predict.** A vocabulary has three tokens, whose logits are -1.2, -0.3, and -2.0. The fourth row of the table is padding. What's the logit of this row? Which token does the model choose if it always chooses the token with the largest logit? (Count from 0.)
 
@@ -353,14 +351,14 @@ with show_failure():
 predict("7.f", padding_logit=0, chosen=3)
 
 # %% [markdown]
-# Your model would generate a token that doesn't exist. Tenstorrent's sampling code had this bug until June 2026. In their fix, the developers warned that zero-padded weights of the output layer "are not a sampling mask" (tenstorrent/tt-metal pull request 47021). So padding rows aren't harmless, even if they never learn anything. Their logits are 0, and a logit of 0 still gets a share of every softmax.
+# Your model would generate a token that doesn't exist. Tenstorrent's sampling code had this bug until June 2026. In their fix, the developers warned that zero-padded weights of the output layer "are not a sampling mask" (tenstorrent/tt-metal pull request 47021). The same goes for the loss, because a logit of 0 gets a share of every softmax.
 
 # %% [markdown] task="7.4" title="Logits, and the token that doesn't exist" difficulty=2 minutes=10
 # Write the output layer for the same table.
 #
 # - Without `gather`, each rank returns the logits of the rows in its own shard. With `gather`, every rank returns the logits of all the tokens, without padding.
 #
-# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding rows should be $-\infty$, so that they never affect a softmax or a maximum. The logits of padding rows should also be $-\infty$ without `gather`, because you'll compute a loss from these logits in chapter 08.
+# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding rows should be $-\infty$, with and without `gather`, so that they never affect a softmax or a maximum.
 
 
 # %% exercise="7.4"
@@ -390,7 +388,7 @@ def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
 check("7.4", parallel_logits)
 
 # %% [markdown]
-# The picture below follows a single token from the embedding to the output layer, with numbers from real ranks. Press Play, and watch for the moment when rank 0 looks up the wrong row. In the last step, the gradient of a row has two contributions. Where do they come from?
+# The picture below follows a single token from the embedding to the output layer, with numbers from real ranks. Press Play, and watch for the moment when rank 0 looks up a row that belongs to a different token. In the last step, the gradient of a row has two contributions. Where do they come from?
 
 
 # %% tags=["explore"]
@@ -403,7 +401,7 @@ viz.play(record_a_token, p=(2, 4), token=("the", "cat", "saw", "it"), start={"to
 # %% [markdown]
 # ## Tie both ends and train
 #
-# Now let's train a model whose embedding and output layer share one table. The model reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and signs, plus a token for everything else. That makes 1,009 tokens, which is a prime number, so the vocabulary can't be divided evenly by any number of ranks.
+# Now let's train a model whose embedding and output layer share one table. The model reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and signs, plus a token for everything else. That makes 1,009 tokens, which is a prime number.
 
 # %%
 import re
@@ -491,11 +489,11 @@ viz.curves({"plain PyTorch": plain_losses} | {f"your model, p = {p}": run["losse
            title=f"{STEPS} steps with {VOCAB} tokens")  # fmt: skip
 
 # %% [markdown]
-# The four curves lie exactly on top of each other. A tied table doesn't need any extra communication. The embedding and the output layer both contribute to the gradient of a row, but the rank that holds this row computes both of these contributions.
+# You see only one curve, because the four curves lie exactly on top of each other. A tied table doesn't need any extra communication. The embedding and the output layer both contribute to the gradient of a row, but the rank that holds this row computes both contributions.
 #
 # ## Break it
 #
-# Let's leave out the f before the output layer. We call everything between the embedding and the output layer the model's **body**. Without f, each rank's body only learns from the logits of that rank's half of the vocabulary.
+# What if you forget the f before the output layer? We call everything between the embedding and the output layer the model's **body**. Without f, each rank's body only learns from the logits of that rank's half of the vocabulary.
 #
 # **Predict.** Without f, is the very first loss still correct? (Write `True` or `False`.) After 150 steps, is the loss "higher", "equal", or "lower" than the correct loss?
 
@@ -527,9 +525,9 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body, with gradients that come only from its own tokens, so there are two different bodies by now. But a checkpoint contains only one of them. For the same text, the model on two ranks has one loss, the checkpoint of rank 0 has a second one, and the checkpoint of rank 1 has a third one, although all three losses should be equal. In this run, it even depends on the rank that saves the checkpoint whether your model ends up with the best or with the worst of these losses.
+# The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body, with gradients that come only from its own tokens, so there are two different bodies by now. But a checkpoint contains only one of them. For the same text, the model on two ranks, the checkpoint of rank 0, and the checkpoint of rank 1 have three different losses, although all three losses should be equal.
 #
-# Why is the checkpoint of rank 1 so much worse? Frequent words have low ids, so their rows are all on rank 0, and the body of rank 1 never learned to predict these words. Apple's library for memory-efficient losses had the same bug, because it didn't sum the gradient of $Y$ across ranks (apple/ml-cross-entropy pull request 42, May 2025).
+# Why is the checkpoint of rank 1 so much worse? Frequent words have low IDs, so their rows are all on rank 0, and the body of rank 1 never learned to predict these words. Apple's library for memory-efficient losses had the same bug, because it didn't sum the gradient of $Y$ across ranks (apple/ml-cross-entropy pull request 42, May 2025).
 
 # %%
 symptoms(7)
@@ -539,11 +537,11 @@ symptoms(7)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, MaxText, vLLM</summary>
 #
-# - **Megatron-Core** has a class with the same name, `VocabParallelEmbedding`, in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple of 128. In July 2024, a user quoted a version of this class that checked all ids with an `assert` (issue 926). Release 0.19.2 doesn't check the ids.
+# - **Megatron-Core** has a class with the same name, `VocabParallelEmbedding`, in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple of 128. In July 2024, a user quoted a version of this class that checked all IDs with an `assert` (issue 926). Release 0.19.2 doesn't check the IDs.
 #
 # - **Padding in the softmax.** In the same release of Megatron-Core, the loss function `vocab_parallel_cross_entropy` doesn't mask the logits of padding rows, so the softmax includes them. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. The padding rows also get gradients, so they learn, too.
 #
-# - **A mask on a single GPU.** In August 2026, a contributor proposed that vLLM should mask wrong ids even on a single GPU (pull request 53977, still open in September). In vLLM, these wrong ids are placeholders whose results are never used, so zeros do no harm. A mask is fine if the caller *knows* which errors it hides.
+# - **A mask on a single GPU.** In August 2026, a contributor proposed that vLLM should mask wrong IDs even on a single GPU (pull request 53977, still open in September). In vLLM, these wrong IDs are placeholders whose results are never used, so zeros do no harm. A mask is fine if the caller *knows* which errors it hides.
 #
 # - **MaxText**, a library for JAX, really multiplies one-hot vectors by the table if you set its option `use_iota_embed`.
 #
@@ -579,4 +577,4 @@ from tplab.course import library
 library(7)
 
 # %% [markdown]
-# In this chapter, we cheated a little, because we gathered all the logits to compute the loss. For 1,024 tokens of GPT-2, the ranks would gather 206 MB of logits in every single step, although the loss is only one number per token. How do you compute a softmax if each rank has only some of the logits? In the next chapter, you'll compute the same loss with messages of only 12 KB.
+# In this chapter, we cheated a little, because we gathered all the logits to compute the loss. For 1,024 tokens of GPT-2, the ranks would gather 206 MB of logits in every single step, although the loss is only one number per token. In the next chapter, you'll compute the same loss with messages of only 12 KB. How do you compute a softmax if each rank has only some of the logits?

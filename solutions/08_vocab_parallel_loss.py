@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 08 · The vocabulary-parallel loss
 #
-# For each token, the last layer of a GPT computes a score for every ID of the vocabulary. These scores are called **logits**, and the tensor of logits is often the largest tensor in a training step. If you gather the logits, every rank receives all of them and even stores several copies. In this chapter, you'll compute the same loss without gathering the logits. Instead of this huge tensor, the ranks will send only three numbers per token.
+# At each position of a text, the last layer of a GPT computes a score for every token of the vocabulary. These scores are called **logits**, and the tensor of logits is often the largest tensor in a training step. If you gather the logits, every rank receives all of them and even stores several copies. In this chapter, you'll compute the same loss without gathering the logits. Instead of this huge tensor, the ranks will send only three numbers per position.
 #
 # By the end of this chapter, your library will compute the loss for GPT-2's vocabulary on two processes. You need chapters 03 and 07. About 75 minutes.
 
@@ -29,7 +29,7 @@ from tplab.tensor import gather_from_region, reduce_from_region, shard
 # %% [markdown]
 # ## Four logits on two ranks
 #
-# Your output layer from chapter 07 leaves the logits sharded, so each rank has only the logits of its own IDs. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The correct next token, which is called the **target**, has ID 1.
+# Your output layer from chapter 07 leaves the logits sharded, so each rank has only the logits of its own rows of the table. From now on, we'll call the entries of the vocabulary **IDs** and the positions of a text **tokens**, so that you can tell them apart. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The ID of the correct next token is called the **target**. Here, it's ID 1.
 
 # %%
 z = torch.tensor([1.0, 2.0, 3.0, 0.0])
@@ -40,7 +40,7 @@ viz.matrices({"rank 0": z[:2], "rank 1": z[2:]})
 #
 # $$\text{loss} \;=\; -\log \frac{e^{z_t}}{\sum_i e^{z_i}} \;=\; \log \sum_i e^{z_i} \;-\; z_t$$
 #
-# **Predict.** Which information about rank 1's two logits does rank 0 need at least, if it wants to compute this loss? Write "logits" (both logits), "sum" (the sum of the logits), or "exponentials" (the sum of their exponentials). Now suppose you gather all the logits instead, for 1,024 tokens and a vocabulary of 32,768 IDs in float32. How many bytes does the gathered tensor contain?
+# **Predict.** What's the least that rank 0 has to know about rank 1's two logits to compute this loss? Write "logits" (both logits), "sum" (the sum of the logits), or "exponentials" (the sum of their exponentials). Now suppose you gather all the logits instead, for 1,024 tokens and a vocabulary of 32,768 IDs in float32. How many bytes does the gathered tensor contain?
 
 # %% predict="8.a"
 predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
@@ -80,7 +80,7 @@ def vocab_logsumexp(logits, group=None):
 check("8.1", vocab_logsumexp)
 
 # %% [markdown]
-# It's easy to guess that the ranks have to add up their exponentials. But why do they also have to subtract a maximum? In the next cell, two ranks compute a log-sum-exp in float32 in three ways. Each rank has three of the logits.
+# Of course the ranks have to add up their exponentials. But why do they also have to subtract a maximum? In the next cell, two ranks compute a log-sum-exp in float32 in three ways. Each rank has three of the logits.
 
 
 # %%
@@ -193,7 +193,7 @@ check("8.2", VocabParallelCrossEntropy)
 #
 # ## Was it worth it?
 #
-# Let's compare four ways to compute the loss of 1,024 tokens. You can gather the logits and call PyTorch's loss, use your log-sum-exp and have autograd compute the gradient, use your autograd function, or use the course's version. We measure memory in shards. One shard is as large as the logits on one rank, and these logits are included in the measurement.
+# Let's compare four ways to compute the loss of 1,024 tokens. You can gather the logits and call PyTorch's loss, use your log-sum-exp and have autograd compute the gradient, use your autograd function, or use the course's version. We measure memory in shards, where one shard is as large as the logits on one rank. The measurement includes these logits.
 
 # %%
 from tplab.memory import MemoryMeter
@@ -235,15 +235,15 @@ viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in
 # %% [markdown]
 # Your function sends 12 KB instead of 134 MB, because the size of its messages doesn't depend on the size of the vocabulary.
 #
-# If you've read the Megatron-LM paper (Shoeybi et al. 2019), you may wonder why we need three all-reduces. According to the paper, fusing the last matmul with the loss reduces the communication from $b \times s \times v$ to $b \times s$ numbers. But your function sends three times as many numbers. Which of the two is right? Both are. The paper only gives the order of magnitude, and Megatron-LM's code sends the same three numbers per token as your function: the maximum, the sum of the exponentials, and the target's logit.
+# If you've read the Megatron-LM paper (Shoeybi et al. 2019), you may wonder why we need three all-reduces. According to the paper, fusing the last matmul with the loss reduces the communication from $b \times s \times v$ to $b \times s$ numbers, but your function sends three times as many. There's no contradiction, because the paper only gives the order of magnitude. Megatron-LM's code sends the same three numbers per token as your function.
 #
 # ## The loss of a real run
 #
 # Before you can use your loss in a real training run, it has to handle two more cases.
 #
-# - **Padding.** To split the vocabulary evenly, we added columns in chapter 07 that don't belong to any ID. The softmax must not give these columns any probability.
+# - **Padding.** In chapter 07, we padded the table with rows that don't belong to any token, so some columns of the logits don't belong to any ID. The softmax must not give these columns any probability.
 #
-# - **Ignored tokens.** Some tokens shouldn't count toward the loss, for example because they're part of the user's question. The target of such a token is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and the mean loss only includes the tokens that *do* count.
+# - **Ignored tokens.** Some tokens shouldn't count toward the loss, for example because they're part of the user's question. The target of such a token is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and the mean loss includes only the tokens that *do* count.
 #
 # **Predict.** Suppose three of eight tokens have the target `ignore_index`. By which number do you divide the sum of the losses to get the mean loss? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The correct loss is the logarithm of a whole number. Which number is it? And which number would it be if the softmax included the padding?
 
@@ -253,7 +253,7 @@ predict("8.c", divided_by=5, log_of=15, with_padding=16)
 # %% [markdown] task="8.3" title="The loss of a real run" difficulty=3 minutes=10
 # Extend your loss so that it handles padding and ignored tokens. Columns whose ID is `vocab_size` or more are padding, no matter which rank has them. `ignore_index` may be any integer, even a negative number or a number that's larger than every ID.
 #
-# There's also a trap. If a target isn't an ID at all, *no* rank has this target, so every rank contributes a 0, and you get a wrong loss without an error. Raise an `IndexError` on every rank if a target is neither an ID of the vocabulary nor `ignore_index`.
+# There's also a trap. If a target isn't an ID at all, *no* rank has it. Then every rank contributes a 0, and you get a wrong loss without an error. So raise an `IndexError` on every rank if a target is neither an ID of the vocabulary nor `ignore_index`.
 
 
 # %% exercise="8.3"
@@ -373,7 +373,7 @@ viz.table([{"p": p, "first loss": f"{loss:.3f}", "more than with p = 1": f"{loss
 #
 # What if the backward pass forgets that only one rank has the target? In the version below, each rank subtracts a 1 in some column.
 #
-# **Predict.** With this bug, is the loss of the very first step correct? If you add up all the elements of a token's gradient on two ranks, what's the sum?
+# **Predict.** With this bug, is the loss of the very first step correct? (Write `True` or `False`.) If you add up all the elements of a token's gradient on two ranks, what's the sum? (Write a number.)
 
 # %% predict="8.e"
 predict("8.e", first_loss=True, sum=-1)
@@ -408,7 +408,7 @@ viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}
 #
 # $$(1 - ε')\,\text{loss} \;-\; \frac{ε'}{v} \sum_i \log \mathrm{softmax}(z)_i, \qquad ε' = ε\,\frac{v}{v - 1}$$
 #
-# In March 2024, a user noticed that with this code, the ranks could compute different losses (NVIDIA/Megatron-LM issue 737). In June 2026, a maintainer confirmed the bug and added that Megatron-LM itself never calls its loss with label smoothing. In September 2026, a new report included measurements of the wrong losses (issue 7464). When this chapter was written, none of the fixes that had been proposed was merged yet, and the latest fix was still open (pull request 7466). The function in the next cell contains the same bug.
+# In March 2024, a user noticed that with this code, the ranks could compute different losses (NVIDIA/Megatron-LM issue 737). In June 2026, a maintainer confirmed the bug and added that Megatron-LM itself never calls its loss with label smoothing. In September 2026, another user reported the same bug and measured how wrong the losses were (issue 7464). When we wrote this chapter, none of the proposed fixes had been merged, and the latest one was still open (pull request 7466). The function in the next cell contains the same bug.
 
 
 # %%
@@ -439,13 +439,13 @@ compare(as_shipped, logits, target)
 # %% [markdown]
 # You don't need to know the correct loss to see that something is wrong. The two ranks have computed two different losses for the same token, and that can't be right.
 #
-# **Predict.** Would you have noticed this bug if you had only looked at the first loss of a training run? Suppose all logits are 0. Do the ranks agree on the loss, and is the loss correct?
+# **Predict.** Would you have noticed this bug in the first loss of a training run? Suppose all logits are 0. Do the ranks agree on the loss, and is the loss correct? (Write `True` or `False` for each question.)
 
 # %% predict="8.f"
 predict("8.f", ranks_agree=True, correct=True)
 
 # %% [markdown] task="8.4" title="Fix label smoothing" difficulty=4 minutes=10
-# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. In the forward pass, you may send one more number per token. The backward pass still sends nothing. The vocabulary has `vocab_size` IDs, and all columns after that are padding. Don't be surprised if you get a correct loss with a wrong gradient at first.
+# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. In the forward pass, you may send one more number per token. The backward pass still sends nothing. The vocabulary has `vocab_size` IDs, and all other columns are padding. Don't be surprised if you get a correct loss with a wrong gradient at first.
 
 
 # %% exercise="8.4"
@@ -484,7 +484,9 @@ check("8.4", smoothed_loss)
 compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 
 # %% [markdown]
-# With your fix, all rows of the table are the same. The price is one more number per token in the forward pass. Did you get a wrong gradient along the way? If the ranks subtract the log-sum-exp from their logits before the sum, every rank uses the same log-sum-exp for different columns. So each rank gets only its own contribution to the gradient of the log-sum-exp, as it did with the copies of a weight in exercise 6.5. You could sum these contributions by passing the log-sum-exp through f, but that would take a message in the backward pass. If you subtract the log-sum-exp after the sum, no message is necessary.
+# With your fix, all rows of the table are the same. The price is one more number per token in the forward pass.
+#
+# Did you get a wrong gradient along the way? Suppose each rank subtracts the log-sum-exp from its own logits *before* the sum over the ranks. Then each rank gets only the contribution of its own columns to the gradient of the log-sum-exp. In exercise 6.5, each copy of a weight had the same problem. An f on the log-sum-exp would add up these contributions, but it would send a message in the backward pass. If you subtract the log-sum-exp *after* the sum, you don't need any message.
 #
 # The first loss of a training run wouldn't have revealed this bug. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks, and not only in the first step.
 
@@ -539,4 +541,4 @@ from tplab.course import library
 library(8)
 
 # %% [markdown]
-# Your loss is the same on 1, 2, and 4 ranks. But suppose that the model uses dropout, and two ranks drop different elements of a tensor that should be the same on both ranks. Both ranks would still report the same loss, because they compute it from the same all-reduced numbers. And yet the two ranks would no longer train the same model. Which random numbers may differ between ranks, and which random numbers have to be the same?
+# Your loss is the same on 1, 2, and 4 ranks. But suppose that the model uses dropout, and two ranks drop different elements of a tensor that should be the same on both ranks. Both ranks would still report the same loss, because they compute it from the same all-reduced numbers. And yet, they would no longer train the same model. Which random numbers may differ between ranks, and which ones have to be the same?

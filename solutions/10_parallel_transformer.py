@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · The parallel transformer
 #
-# You've built an attention layer, an MLP, an embedding, a loss, and a tracker for random states, and all of them run on any number of ranks. What's still missing is everything between them: norms, residuals, biases, and dropout. It's easy to put one of these operations in the wrong place. And do they have to send anything?
+# You've built an attention layer, an MLP, an embedding, a loss, and a tracker for random states, and all of them run on any number of ranks. What's still missing is everything between them: norms, residuals, biases, and dropout. Do these operations have to send anything? And how do you avoid putting one of them in the wrong place, which is surprisingly easy?
 #
 # By the end of this chapter, your GPT will train on two processes with the same loss as plain PyTorch, and it will write some Python. You need chapters 04 to 09. About 75 minutes, plus 10 minutes for an optional section.
 
@@ -28,11 +28,11 @@ from tplab.tensor import load_full_state_dict, reduce_from_region
 # %% [markdown]
 # ## The stream
 #
-# A block of a transformer never replaces its input $x$. It computes something from $x$ and *adds* the result to $x$. This running sum of $x$ and all the blocks' outputs is called the **residual stream**.
+# A block of a transformer never replaces its input $x$. It computes something from $x$ and *adds* the result to $x$. The running sum of $x$ and all the blocks' outputs is called the **residual stream**, or just the stream.
 #
 # On two ranks, each rank has the full $x$, but only its own term of the block's output. Let $x = [3, 4]$. Rank 0 has the term $[1, 0]$, and rank 1 has the term $[0, 2]$, so the new stream should be $[4, 6]$. The operator g adds up the terms. But should the ranks add $x$ after g or before g?
 #
-# **Predict.** What's the new stream if every rank adds $x$ before g? What is it if only rank 0 adds $x$ before g? In the second case, suppose the loss is the sum of the new stream's elements. On rank 0, the gradient of $x$ is $[1, 1]$. What value does each element of this gradient have on rank 1?
+# **Predict.** What's the new stream if every rank adds $x$ before g? What's the new stream if only rank 0 adds $x$ before g? In the second case, suppose the loss is the sum of the new stream's elements. On rank 0, the gradient of $x$ is $[1, 1]$. What value do both elements of this gradient have on rank 1?
 
 # %% predict="10.a"
 predict("10.a", before_g=(7, 10), rank_0_only=(4, 6), dx_on_rank_1=0)
@@ -57,11 +57,11 @@ rows = [{"x is added": way, "new stream": ranks[0][way][0]} | {f"dx, rank {r}": 
 viz.table(rows)
 
 # %% [markdown]
-# If every rank adds $x$ before g, the result contains $x$ not once but $p$ times. If only rank 0 adds $x$, the stream is correct, but rank 1 gets a wrong gradient, and everything before this block trains on it.
+# If every rank adds $x$ before g, the result contains $x$ not once but $p$ times. If only rank 0 adds $x$, the stream is correct, but rank 1 gets a wrong gradient, and everything before this block trains on this gradient.
 
 
 # %% [markdown] task="10.1" title="Seven operations" difficulty=3 minutes=8
-# Here are all the operations around a block, in alphabetical order. Each operation changes `y`, which starts as $x$.
+# Here are all the operations around a block, in alphabetical order. At the start, `y` is $x$, and each operation changes `y`.
 #
 # | name | what happens to `y` |
 # |---|---|
@@ -73,9 +73,9 @@ viz.table(rows)
 # | `"g"` | `reduce_from_region`: an all-reduce in the forward pass only |
 # | `"norm"` | a `LayerNorm` with a weight and a bias, which every rank has |
 #
-# In a single process, the norm only changes what the block reads, and dropout only drops elements of what the block adds to the stream, including its final bias.
+# Put the seven names in the right order. In a single process, the block reads the output of the norm. Dropout is applied to the sum of the block's output and the final bias. At the end, this result is added to the original $x$.
 #
-# Put the seven names in the right order. The check runs your order on 1, 2, and 4 ranks, and compares the output and all gradients with those of a single process.
+# The check runs your order on 1, 2, and 4 ranks, and compares the output and all gradients with those of a single process.
 
 
 # %% exercise="10.1"
@@ -97,11 +97,11 @@ check("10.1", block_order)
 # %% [markdown]
 # There are 5,040 possible orders. On two ranks, seven of them give the correct output, but only one of these seven also gives the correct gradients. The correct order follows from three rules:
 #
-# - From g to the next f, all ranks hold the same tensors, so every rank can compute norms, dropout, and sums by itself.
+# - From g to the next f, all ranks hold the same tensors. So every rank can compute norms, dropout, and sums by itself.
 #
 # - Biases and residuals should be added only once, so they come after g.
 #
-# - In the backward pass, f completes the gradient, so norms come before f.
+# - In the backward pass, f adds up the ranks' contributions to the gradient. A norm needs the full gradient for its own parameters, so it comes before f.
 #
 # A transformer layer consists of two such blocks, the attention and the MLP:
 #
@@ -115,7 +115,9 @@ check("10.1", block_order)
 #
 # </details>
 #
-# **Predict.** Suppose a transformer layer runs on four ranks, with an input of shape `[2, 16, 32]` in float32. How many all-reduces does it need in the forward pass, and how many in the backward pass? How many bytes does each message contain? How many more all-reduces do the gradients of norms and final biases need?
+# (The picture shows a token with only two features. A LayerNorm would turn any two features into 1 and -1, so the picture uses an RMSNorm instead. Its dropout rate is 0.)
+#
+# **Predict.** Suppose a transformer layer runs on four ranks, with an input of shape `[2, 16, 32]` in float32. How many all-reduces does it need in the forward pass, and how many in the backward pass? How many bytes does each message contain? How many additional all-reduces do the gradients of norms and final biases need?
 
 # %% predict="10.b"
 predict("10.b", forward=2, backward=2, bytes_each=4096, for_norms_and_biases=0)
@@ -142,11 +144,11 @@ def show_layer(p):
 viz.explore(show_layer, p=(2, 4))
 
 # %% [markdown]
-# All messages belong to f and g, and nothing between the blocks sends anything.
+# Only f and g send messages. The norms, biases, dropout, and residuals between the blocks don't send anything.
 #
 # ## 256 + 1
 #
-# Large models are trained in bfloat16, which has only 8 significant bits. That's enough inside a block. But the stream goes through *all* the layers, and each layer adds only a little.
+# Large models are trained in bfloat16, which has only 8 significant bits. That's enough inside a block. But the stream goes through *all* the layers, and each layer adds only a small number to each element.
 #
 # **Predict.** What's 256 + 1 in bfloat16? And if an element of the stream is 256, and then each of 64 blocks adds 0.5, what's the result in bfloat16, and what's the result in float32?
 
@@ -161,11 +163,11 @@ for _ in range(64):
 print(stream)
 
 # %% [markdown]
-# So it's a good idea to keep the stream in float32 and compute the blocks in bfloat16. This takes more memory, but no extra traffic, because f and g are inside the blocks, where each element still takes 2 bytes.
+# So it's a good idea to keep the stream in float32 and compute the blocks in bfloat16. A float32 stream takes more memory, but it causes no extra traffic, because f and g are inside the blocks, where each element still takes 2 bytes.
 #
 # ## Fix it
 #
-# Megatron-Core has a switch for a float32 stream, `fp32_residual_connection`. A single function adds the bias, applies dropout, and adds the residual, so that a GPU can do all three in one go. For this purpose, the blocks have an option `skip_bias_add`, with which they return their output and their final bias separately. The next cell contains this function as it shipped, in our words, and measures the error of a stream after 48 layers.
+# Megatron-Core has a switch for a float32 stream, `fp32_residual_connection`. A single function adds the bias, applies dropout, and adds the residual, so that a GPU can do all three at the same time. To make this possible, the blocks have an option `skip_bias_add`. With this option, a block returns its output and its final bias separately. The next cell contains our own version of the function, with the bug that Megatron-Core shipped, and measures the error of a stream after 48 layers.
 
 # %% tags=["setup"]
 from tplab.tensor import dropout  # dropout with the random states from chapter 09
@@ -203,7 +205,7 @@ viz.table(switched(as_shipped))
 # %% [markdown] task="10.2" title="Fix the switch that did nothing" difficulty=2 minutes=8
 # The switch changes nothing at all! In Megatron-Core, the embedding returned a float32 tensor, but until February 2026, the very first block converted the stream back to bfloat16 (NVIDIA/Megatron-LM pull request 3504).
 #
-# Fix the function. The result and every sum on the way should have the dtype of `residual`, so that nothing is rounded to a smaller dtype. All ranks drop the same elements. If `bias` is `None`, there's no bias.
+# Fix the function. The result and all sums before it should have the dtype of `residual`, so that nothing is rounded to a smaller dtype. All ranks drop the same elements. If `bias` is `None`, there's no bias.
 
 
 # %% exercise="10.2"
@@ -251,20 +253,20 @@ viz.table(switched(bias_dropout_add))
 #
 # - A **decoder layer with cross-attention** has a third block between the other two, which reads the memory (chapter 06). This block has its own norm and residual, but it doesn't apply a norm to the memory.
 #
-# In the very first transformer, the norms came after the sums (Vaswani et al. 2017). That's called **post-LN**, and ours is **pre-LN**. With post-LN, the output of a norm is both the next block's input and the next residual. So you get post-LN if you keep our norms where they are and take their *outputs* as the residuals. Megatron calls this option `apply_residual_connection_post_layernorm`.
+# In the very first transformer, the norms came after the sums (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the output of a norm is both the next block's input and the next residual. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. Megatron calls this option `apply_residual_connection_post_layernorm`.
 
 # %% tags=["setup"]
 from tplab.gpt.transformer import LayerNorm  # nn.LayerNorm, but it computes in the dtype of its input
 from tplab.tensor import ParallelAttention, ParallelMLP
 
 # %% [markdown] task="10.3" title="ParallelTransformerLayer" difficulty=3 minutes=14
-# Write `forward`. All blocks were built with `skip_bias_add=True`, so each call returns a pair: the output after g, `[b, s, h]`, and the final bias, `[h]`, which hasn't been added yet.
+# Write `forward`. All blocks were built with `skip_bias_add=True`, so each call of a block returns two tensors: its output after g, `[b, s, h]`, and its final bias, `[h]`, which hasn't been added yet.
 #
 # - `self.attention(x, key_padding_mask=..., rng=...)` is self-attention. `self.cross_attention(x, memory, key_padding_mask=..., rng=...)` reads the memory, or is `None` if the layer has no cross-attention. `self.mlp(x)` takes no other arguments.
 #
 # - A `key_padding_mask` is `True` where a *key* is padding. Which mask does `self.attention` need, and which mask does `self.cross_attention` need?
 #
-# - Attention has its own dropout inside, for which it needs the tracker `rng`. For the dropout after each block, use your `bias_dropout_add` with `self.hidden_dropout`.
+# - Attention also applies dropout to its weights, for which it needs the tracker `rng`. For the dropout after each block, use your `bias_dropout_add` with `self.hidden_dropout`.
 #
 # - The residual stream may be in float32 while the weights are in bfloat16. A norm returns the dtype of its input, but the blocks need the dtype of the weights. (The memory already has this dtype.)
 
@@ -367,16 +369,16 @@ viz.table([{"layer": kind.__name__, "p": p} | launch(against_pytorch, p, args=(k
 #
 # You already have all the parts of a GPT:
 #
-# | part | what each rank holds | what it sends |
-# |---|---|---|
-# | token embedding | $v/p$ rows | g: $b \cdot s \cdot h$ elements forward |
-# | position embedding, one vector per position | all of it | nothing |
-# | $L$ layers | $1/p$ of each matrix | per layer, 2 g's forward and 2 f's backward |
-# | final norm | all of it | nothing |
-# | logits, with the embedding's own rows | the same $v/p$ rows | f: $b \cdot s \cdot h$ elements backward |
-# | loss | its $v/p$ columns of the logits | 2 small messages forward |
+# | part | what each rank holds |
+# |---|---|
+# | token embedding | $v/p$ rows |
+# | position embedding, one vector per position | all of it |
+# | $L$ layers | $1/p$ of each matrix |
+# | final norm | all of it |
+# | logits, with the embedding's own rows | the same $v/p$ rows |
+# | loss, in the course's version | $v/p$ columns of the logits |
 #
-# **Predict.** How many all-reduces does one training step of a GPT with $L = 2$ layers need? How many of these all-reduces have $b \cdot s \cdot h$ elements?
+# **Predict.** Go through the table and count the f's and g's. How many all-reduces does one training step of a GPT with $L = 2$ layers need? (The course's loss runs two small ones in the forward pass.) How many of these all-reduces have $b \cdot s \cdot h$ elements?
 
 # %% predict="10.e"
 predict("10.e", all_reduces=12, of_bsh=10)
@@ -384,7 +386,7 @@ predict("10.e", all_reduces=12, of_bsh=10)
 # %% [markdown]
 # ## Start small at depth
 #
-# Usually, the initial weights are drawn with a standard deviation of 0.02. But each of the $2L$ blocks adds its output to the stream. If these outputs are independent and have the same variance, the stream's standard deviation grows like $\sqrt{2L}$. So for weights whose output goes straight into the stream, GPT-2 divides the standard deviation by $\sqrt{2L}$.
+# Usually, the initial weights are drawn with a standard deviation of 0.02. But each of the $2L$ blocks adds its output to the stream. If these outputs are independent and have the same variance, the stream's standard deviation grows like $\sqrt{2L}$. To prevent this, GPT-2 divides the standard deviation by $\sqrt{2L}$ for all weights whose output is added to the stream.
 
 # %% tags=["setup"]
 from tplab.gpt import transformer
@@ -394,7 +396,7 @@ from tplab.tensor import VocabParallelEmbedding, parallel_logits, vocab_parallel
 # %% [markdown] task="10.4" title="ParallelGPT" difficulty=3 minutes=10
 # Write the `forward` method of a GPT, and `init_std`.
 #
-# - If `self.float32_residual` is set, convert the sum of the two embeddings to float32. Then apply dropout with the rate `self.config.dropout`. All ranks drop the same elements.
+# - If `self.float32_residual` is set, convert the sum of the two embeddings to float32. Then apply dropout with the rate `self.config.dropout`. All ranks drop the same elements. Nothing may round this stream before the final norm has read it.
 #
 # - `parallel_logits(x, weight, group=...)` includes f. It returns this rank's logits, `[b, s, v/p]`, from this rank's rows of the table, `self.embedding.weight`. `x` must have the same dtype as these rows.
 #
@@ -534,13 +536,13 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your GPT, p = 2": losses}, title="a GPT on two ranks")
 
 # %% [markdown]
-# You see only a single curve! Two processes trained this model as if they were one, and neither of them ever had the full model.
+# You see only one curve, because the two curves lie exactly on top of each other. Two processes trained this model as if they were one, and neither of them ever had the full model.
 #
 # ## Which token?
 #
-# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own rows, and all ranks have to choose the *same* token. If several tokens have the largest logit, the ranks should choose the lowest id, like `torch.argmax`.
+# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own rows, and all ranks have to choose the *same* token. If several tokens have the largest logit, the ranks should choose the lowest ID, like `torch.argmax`.
 #
-# **Predict.** There are eight tokens on two ranks. Rank 0 has the logits `[0.5, 2.0, -1.0, 2.0]`, and rank 1 has `[1.0, 0.0, 3.0, 3.0]`. Which index does `argmax` return on each rank, and which id should all ranks choose? On two ranks, GPT-2's 50,257 rows are padded to 50,432 rows. How many logits per token would a gather return?
+# **Predict.** There are eight tokens on two ranks. Rank 0 has the logits `[0.5, 2.0, -1.0, 2.0]`, and rank 1 has `[1.0, 0.0, 3.0, 3.0]`. Which index does `argmax` return on each rank, and which ID should all ranks choose? On two ranks, GPT-2's 50,257 rows are padded to 50,432 rows. How many logits per token would a gather return?
 
 # %% predict="10.f"
 predict("10.f", index_on_rank_0=1, index_on_rank_1=2, chosen_id=6, gathered=50432)
@@ -550,7 +552,7 @@ predict("10.f", index_on_rank_0=1, index_on_rank_1=2, chosen_id=6, gathered=5043
 #
 # - `dist.all_reduce` can also compute a maximum or a minimum if you pass `op=dist.ReduceOp.MAX` or `op=dist.ReduceOp.MIN`.
 #
-# - The last rows of the table may be padding. Padding rows have ids of `vocab_size` or more, which must never be chosen, whatever their logits are. A rank may hold nothing but padding.
+# - The last rows of the table may be padding. Padding rows have IDs of `vocab_size` or more, which must never be chosen, whatever their logits are. A rank may hold nothing but padding.
 #
 # - Ids should stay integers. In bfloat16, the token 257 would become the token 256.
 
@@ -575,8 +577,8 @@ def best_token(logits, vocab_size, group=None):
 
 
 # %% [markdown] hints="10.5"
-# 1. On each rank, only the largest logit has a chance of being the largest of all. Which two numbers do the other ranks need to know about this logit? How does an index in a rank's shard become an id?
-# 2. Set the logits of the padding to minus infinity, and find the rank's own maximum and its index. Then find the maximum over all ranks. Each rank that has this maximum proposes the id of its largest logit. All other ranks propose a number that's too large to be the minimum.
+# 1. On each rank, only the largest logit has a chance of being the largest of all. Which two numbers do the other ranks need to know about this logit? How does an index in a rank's shard become an ID?
+# 2. Set the logits of the padding to minus infinity, and find the rank's own maximum and its index. Then find the maximum over all ranks. Each rank that has this maximum proposes the ID of its largest logit. All other ranks propose a number that's too large to be the minimum.
 # 3. `ids = start + arange(v/p)` with `start = dist.get_rank(group) * v/p`, then `largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)`. All-reduce a copy of `largest` with `MAX`. All-reduce `torch.where(largest == largest_of_all, start + index, vocab_size)` with `MIN`.
 
 # %% check="10.5"
@@ -624,9 +626,9 @@ viz.table([{"plain PyTorch writes": repr(plain_text(prompt))} | {
 #
 # ## Break it
 #
-# Let's return to the first question of this chapter and add the MLP's residual before g.
+# Let's return to the first question of this chapter and add the MLP's residual before g, on every rank.
 #
-# **Predict.** For which of $p = 1, 2, 4$ is the loss of your trained model correct? For an untrained model, the correct loss is about 5.9, and the norms rescale the stream. Will the loss of the untrained model be off by more than 1 for any $p$?
+# **Predict.** For which of $p = 1, 2, 4$ is the loss of your trained model still correct? Now take an untrained model, whose correct loss is about 5.9. With the mistake, its stream becomes too large, but each norm scales the stream back before a block reads it. Will the untrained model's loss be off by more than 1 for any $p$? (Write `True` or `False`.)
 
 # %% predict="10.g"
 predict("10.g", correct_for=(1,), untrained_off_by_more_than_1=False)
@@ -652,7 +654,7 @@ viz.table([{"weights": name, "layer": kind.__name__} | {
     for kind in (ParallelTransformerLayer, ResidualBeforeG)])  # fmt: skip
 
 # %% [markdown]
-# With the mistake, the untrained model even gets a *lower* loss, because the norms hide how large the stream has become. Only the fact that the loss depends on $p$ reveals the mistake, so always compare your model with a single rank.
+# With the mistake, the untrained model even gets a *lower* loss, and nothing about this loss looks suspicious, because the norms hide how large the stream has become. Only the fact that the loss depends on $p$ reveals the mistake. So always compare your model with a run on a single rank.
 
 # %%
 symptoms(10)
@@ -660,12 +662,12 @@ symptoms(10)
 # %% [markdown]
 # ## Load GPT-2 (optional)
 #
-# A checkpoint of GPT-2 contains the same weights as your GPT, but the names are different, and linear weights are stored as `[in, out]`. So for each tensor, you only need to know whether to transpose it and how to split it.
+# A checkpoint of GPT-2 contains the same tensors as your GPT, but their names are different, and the weights of linear layers are stored as `[in, out]`. So for each tensor, you only need to know whether to transpose it and how to split it.
 
 # %% [markdown] task="10.6" title="GPT-2's checkpoint as a table (optional)" difficulty=2 minutes=10
 # Make a table with an entry for each of these tensors: `wte.weight` and `wpe.weight` (the embeddings of tokens and positions), and `attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, and `mlp.c_proj`, each with a `.weight` and a `.bias`. (The norms are replicated, so we leave them out.) Each value is a pair: whether the tensor has to be transposed first, and how it's split *after* that.
 #
-# - `"rows"` means that rank $r$ takes the $r$-th block of rows, that is, of dimension 0. `"columns"` means the same for dimension 1.
+# - `"rows"` means that rank $r$ takes the $r$-th block along dimension 0. (The elements of a bias count as rows.) `"columns"` means the same for dimension 1.
 #
 # - `"qkv"` means that three matrices are stacked, and each rank takes its rows of all three.
 #
@@ -748,7 +750,7 @@ losses = {name: launch(loss_without_transposing, 2, args=(gpt2, name))[0] for na
 viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for name, loss in losses.items()])
 
 # %% [markdown]
-# `attn.c_proj.weight` is square, so its shape doesn't reveal the mistake. So always compare the logits of a loaded model with those of the original.
+# `attn.c_proj.weight` is square, so its shape doesn't reveal the mistake. That's why you should always compare the logits of a loaded model with those of the original.
 #
 # ## In the wild
 #
@@ -760,9 +762,9 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for n
 #
 # - **Names change.** Your `init_std` depends on the names of the weights, and so does the initialization in `transformers`. In July 2026, a user noticed that `transformers` had stopped scaling these weights in new GPT-2 models. The code compared each parameter's name with `"c_proj.weight"`, but by then, the code received full names such as `"h.0.attn.c_proj.weight"`. Nothing raised an error, of course (huggingface/transformers issue 47458).
 #
-# - **A residual before g** shipped in the inference engine Mirage. Until June 2026, Mirage added one of its residuals on every rank, so this residual was doubled on two GPUs. The fix was to add the residual on rank 0 only, which is fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). But two months later, the developers found a model whose "residual" isn't a full tensor but a term of a sum. Since only rank 0 added its residual, the terms of all the other ranks were missing (pull request 753). So your code should always know whether a tensor is a term or a full tensor.
+# - **A residual before g.** The inference engine Mirage shipped with this bug. Until June 2026, Mirage added one of its residuals on every rank, so this residual was doubled on two GPUs. The fix was to add the residual on rank 0 only, which is fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). But two months later, the developers found a model whose "residual" isn't a full tensor but a term of a sum. Since only rank 0 added its residual, the terms of all the other ranks were missing (pull request 753). So your code should always know whether a tensor is a term or a full tensor.
 #
-# - **A bias before g** shipped in GPT-NeoX. This library has a variant with parallel blocks, $x + \text{attention} + \text{MLP}$, in which a single all-reduce adds up the terms of both blocks. Each rank added both biases before this all-reduce, so the biases were added $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
+# - **A bias before g.** The training library GPT-NeoX shipped with this bug. It has a variant with parallel blocks, $x + \text{attention} + \text{MLP}$, in which a single all-reduce adds up the terms of both blocks. Each rank added both biases before this all-reduce, so the biases were added $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
 #
 # - **Your way to choose a token** is newer than it looks. SGLang gathers all the logits on every rank, even if it only needs the largest one. A pull request of August 2026 sends each rank's best candidate instead, with your rule for ties (sgl-project/sglang pull request 35268, still open). In LightLLM, the same idea raised the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
 #

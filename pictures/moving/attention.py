@@ -1,6 +1,6 @@
 """Draws pictures/moving/attention.svg: attention with four heads on two ranks, in both directions.
 
-The weights in the triangles and the message sizes come from a run of ParallelAttention on two real ranks.
+The weights in the squares and the message sizes come from a run of ParallelAttention on two real ranks.
 """
 
 import torch
@@ -29,7 +29,7 @@ MIDDLE = (STRIPS + VALUES + 2 * CELL) / 2
 def run() -> dict:
     """Run attention forward and backward on this rank, and return the weights of its heads and what it sent."""
     torch.manual_seed(3)
-    attention = ParallelAttention(HEADS, HEADS, causal=True, bias=False, device=device())
+    attention = ParallelAttention(HEADS, HEADS, bias=False, device=device())
     torch.manual_seed(4)
     x = (2 * torch.randn(1, TOKENS, HEADS, device=device())).requires_grad_()  # the same on both ranks
     with record() as forward:
@@ -37,8 +37,7 @@ def run() -> dict:
     with record() as backward:
         out.sum().backward()
     q, k, _ = attention.qkv(x.detach())  # [1, heads on this rank, s, 1] each
-    hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=device()).triu(1)
-    weights = (q @ k.transpose(2, 3)).masked_fill(hidden, -torch.inf).softmax(-1)
+    weights = (q @ k.transpose(2, 3)).softmax(-1)
     return {
         "rank": dist.get_rank(),
         "weights": weights[0].detach(),  # [heads on this rank, s, s]
@@ -131,7 +130,7 @@ def _forward(made: Movie, rank: int, weights: Tensor) -> None:
         for place, name in enumerate("qkv"):  # a strip with one element per token
             strip = _tile(1, f"{name}", INK, _head_color(rank, head))
             made.piece(strip, WEIGHT + 24, middle).show(1.2).move(1.3, 1.7, STRIPS + place * 24 + 4)
-        _triangle(made, SCORES, middle, weights[head], rank_color(rank))
+        _scores(made, SCORES, middle, weights[head], rank_color(rank))
         out = _tile(1, "y", INK, _head_color(rank, head))
         made.piece(out, SCORES + TOKENS * CELL, middle).show(4.3).move(4.4, 4.8, VALUES + head * CELL, y)
     sides = _tile(HELD, "", FORWARD, "none")
@@ -141,16 +140,14 @@ def _forward(made: Movie, rank: int, weights: Tensor) -> None:
     made.piece(_tile(HEADS, "Z", FORWARD, NOBODY), G - 18, y).show(6.1).move(6.2, 6.6, Z)
 
 
-def _triangle(made: Movie, left: float, middle: float, weights: Tensor, color: str) -> None:
+def _scores(made: Movie, left: float, middle: float, weights: Tensor, color: str) -> None:
     """Draw the scores of a head, which appear row by row, and then become weights: the darker, the larger."""
     top = middle - TOKENS * CELL / 2
     for query in range(TOKENS):
-        cells = [
-            box(left + key * CELL, top + query * CELL, CELL, CELL, "#FFFFFF", INK, 1, 0) for key in range(query + 1)
-        ]
+        cells = [box(left + key * CELL, top + query * CELL, CELL, CELL, "#FFFFFF", INK, 1, 0) for key in range(TOKENS)]
         made.piece("".join(cells)).show(1.9 + 0.6 * query)
     for query in range(TOKENS):
-        for key in range(query + 1):
+        for key in range(TOKENS):
             filled = box(left + key * CELL + 1, top + query * CELL + 1, CELL - 2, CELL - 2, color, stroke=0, radius=0)
             made.piece(filled).fade(3.7, float(weights[query, key]))
 

@@ -166,13 +166,13 @@ def _all_gather(made: Movie, chunks: list[list[int]]) -> None:
 
 def _tell(made: Movie, sent: list[int], total: int, full: int) -> None:
     told = {
-        0.0: "Each rank has a term of every token. The colors say whose terms are in it.",
-        1.0: "Reduce-scatter: the sums travel around the ring.",
-        3.3: "Each token is finished on exactly one rank.",
-        3.9: "Break! Each rank works on its own token only.",
-        6.6: "So it has to save a quarter of what it used to.",
-        7.2: "All-gather: the finished tokens travel around the ring.",
-        9.6: "Now the next matmul has all the tokens.",
+        0.0: "Each rank has one term of every token. A cell's colors show whose terms it contains.",
+        1.0: "Reduce-scatter: each rank passes a sum on to the next rank, which adds its own term.",
+        3.3: "After three steps, each token is complete on exactly one rank.",
+        3.9: "Break! Each rank applies bias, dropout, residual, and norm to its own token only.",
+        6.6: "So each rank saves one token for the backward pass instead of four.",
+        7.2: "All-gather: each rank passes a complete token on to the next rank.",
+        9.6: "Now every rank has all the tokens for the next matmul.",
     }
     made.tell(told, {0.9: 0.0, 2.4: 1.0, 3.8: 3.3, 6.5: 3.9, 7.1: 6.6, 8.6: 7.2, SECONDS: 9.6}, 10, 22, top=TOP - 26)
     bottom = TOP + P * (LANE + GAP)

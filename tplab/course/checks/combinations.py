@@ -30,7 +30,7 @@ def combinations(
     """
     for name, tensors in terms.items():
         alike = [each for each in tensors if isinstance(each, Tensor) and each.shape == seen.shape]
-        if len(alike) == p > 1 and seen.is_floating_point():
+        if len(alike) == p > 1 and seen.is_floating_point() and seen.isfinite().all():
             coefficients = _solved(seen.double().cpu(), torch.stack([each.double().cpu() for each in alike]), tol)
             if coefficients is not None:
                 yield from _named(name, coefficients, rank, p)

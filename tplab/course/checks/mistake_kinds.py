@@ -79,14 +79,14 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
 
     The guesses are ordered from most to least informative.
     """
-    if seen.is_floating_point() and not torch.isfinite(seen).all():
+    infinite = ~torch.isfinite(seen) & (seen != expected)  # an infinity may be what's expected
+    if infinite.any():
         what = "NaN" if torch.isnan(seen).any() else "infinity"
-        count = int((~torch.isfinite(seen)).sum())
-        yield "nan", f"{count} of {seen.numel()} elements are {what}"
+        yield "nan", f"{int(infinite.sum())} of {seen.numel()} elements are {what}"
     if not seen.any():
         yield "zeros", "all zeros"
     if seen.is_floating_point() and expected.any() and _close(seen, expected, 2e-6):
-        off = float((seen - expected).abs().max())
+        off = float((seen - expected).abs().nan_to_num(0.0).max())  # the same infinity on both sides gives a NaN
         yield (
             "rounded",
             f"almost correct, off by {off:.1g} at most: either rounded, for example by a cast to float32, or something "
@@ -159,7 +159,7 @@ def _numbers(seen: Tensor, expected: Tensor, context: Context) -> str:
     if seen.dtype == torch.bool:
         off = (seen != expected).to(torch.float64)
     else:
-        off = (seen - expected).abs().to(torch.float64)
+        off = (seen - expected).abs().to(torch.float64).nan_to_num(0.0, posinf=torch.inf)
     at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
     count = int((off > context.tol).sum())
     size = f"{count} of {off.numel()} elements differ"

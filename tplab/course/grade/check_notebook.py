@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.grade.answers import Merged, code_cells, merge, names_in, role_of
-from tplab.course.grade.needs import select, to_notebook
+from tplab.course.grade.needs import FIRST_CELL, select, to_notebook
 from tplab.course.grade.run import Limits, Run
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.kernels import DIED
@@ -26,6 +26,10 @@ from tplab.course.notebooks.numbering import EXERCISE
 NO_START = (
     "The kernel that should run your notebook ended before it ran anything. "
     "`python -m ipykernel_launcher` in a terminal shows why."
+)
+BEFORE_THE_FIRST_CELL = (
+    "The kernel ended, or didn't respond in time, before it ran any of your cells, so your code isn't the cause. "
+    "The machine may be busy with something else, or it may be out of memory. Run the check again later."
 )
 
 
@@ -102,6 +106,8 @@ class Judge:
             self._broken[row["number"]] = "Its own cell does not run. " + explain(row)
         elif role == "own" and not _asks_for(row):
             self.notes.append(f"One of your own cells failed: {explain(row)}")
+        elif row["id"] == FIRST_CELL:
+            self.notes.append(BEFORE_THE_FIRST_CELL)
         elif role in ("setup", "given") and self.all_passed:
             self.notes.append(f"The chapter's cell {row['id']} failed: {explain(row)}")
 
@@ -128,6 +134,8 @@ def _ended(row: dict) -> str:
     """Return where the kernel ended, in words that the learner knows."""
     if DIED in row.get("message", ""):
         return NO_START
+    if row["id"] == FIRST_CELL:
+        return BEFORE_THE_FIRST_CELL
     places = {
         "check": f"the check of exercise {row['number']}",
         "exercise": f"the cell of exercise {row['number']}",
@@ -146,8 +154,11 @@ def _asks_for(row: dict) -> str:
 def explain(row: dict) -> str:
     """Explain to the learner why a cell failed."""
     if "seconds" in row:
-        told = f"No result after {row['seconds']:g} seconds; it was stopped."
-        return f"{told} An endless loop, or a rank that waits for the others?"
+        told = f"There was no result after {row['seconds']:g} seconds, so the cell was stopped."
+        return (
+            f"{told} Is there an endless loop, or a rank that waits for the others? "
+            "If not, the machine may be busy with something else. Run the check again later."
+        )
     if row["died"]:
         return "The kernel's process ended while it ran."
     if "ename" in row:

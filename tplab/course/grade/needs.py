@@ -15,6 +15,7 @@ from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.ipython_syntax import to_python
 from tplab.course.notebooks.source import bound_names, parse_code, used_names
 
+FIRST_CELL = "hidden-start"  # the ID of the cell that `to_notebook` puts before the others
 _SIDE_EFFECTS = re.compile(
     r"get_ipython\(\)\.(?!run_line_magic\('pinfo)|import \*|sys\.path|os\.environ|os\.chdir"
     r"|\b(exec|globals|setattr|delattr|vars)\(|__(dict|code)__"
@@ -88,7 +89,7 @@ def to_notebook(pieces: list[Piece]) -> list[Cell]:
     """
     names = {piece.source: f"your cell of exercise {piece.number}" for piece in pieces if piece.role == "exercise"}
     start = f"__import__('tplab.course.grade.in_kernel', fromlist=['name_cells']).name_cells({names!r})"
-    cells = [Cell("code", start, "hidden-start", {"tplab": {"role": "setup", "number": ""}})]
+    cells = [Cell("code", start, FIRST_CELL, {"tplab": {"role": "setup", "number": ""}})]
     for piece in pieces:
         given = piece.reference if piece.role == "check" and piece.reference else Cell("code", "")
         marks = {"tplab": {"role": piece.role, "number": piece.number}}

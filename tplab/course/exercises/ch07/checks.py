@@ -185,14 +185,14 @@ class Lookup(Case):
 
 
 LOOKUPS = (
-    Lookup("ids from all ranks, none at the border of a shard", inner_ids),
+    Lookup("IDs from all ranks, none at the border of a shard", inner_ids),
     Lookup("the first and the last id of every rank", border_ids),
-    Lookup("a flat tensor of ids, all of them from the last rank", last_ranks_ids),
+    Lookup("a flat tensor of IDs, all of them from the last rank", last_ranks_ids),
     Lookup("with a padding_row", border_ids, padding_idx=VOCAB - 1, transposed=True),
     Lookup("with a padding_row of 0", border_ids, padding_idx=0),
-    Lookup("ids from all ranks, and infinite rows that nobody looks up", inner_ids, broken=True),
-    Lookup("ids from ranks with different numbers of rows", border_ids, uneven=True),
-    Lookup("ids from all ranks", border_ids, groups=GROUPS),
+    Lookup("IDs from all ranks, and infinite rows that nobody looks up", inner_ids, broken=True),
+    Lookup("IDs from ranks with different numbers of rows", border_ids, uneven=True),
+    Lookup("IDs from all ranks", border_ids, groups=GROUPS),
 )
 
 

@@ -28,11 +28,11 @@ TWO_WRONG: tuple[dict[tuple[int, ...], int], ...] = (  # the error must name one
     {(0, 5): VOCAB + 100, (2, 1): VOCAB + 200},
     {(0, 5): VOCAB + 200, (2, 1): VOCAB + 100},
 )
-NEGATIVE = "a negative id raises an error"
-TOO_LARGE = "an id of v or more raises an error"
+NEGATIVE = "a negative ID raises an error"
+TOO_LARGE = "an ID of v or more raises an error"
 KIND = "the error is an IndexError"
-NAMES = "the error names the id and its position"
-NO_IDS = "an empty tensor of ids gives an empty tensor of vectors"
+NAMES = "the error names the ID and its position"
+NO_IDS = "an empty tensor of IDs gives an empty tensor of vectors"
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,14 @@ def of_no_ids(module: Any, ids: Tensor) -> Claim:
     try:
         out = module(ids)
     except Exception as error:
-        return Claim(f"ids of shape {list(ids.shape)} raise {type(error).__name__}: {error}")
+        return Claim(f"IDs of shape {list(ids.shape)} raise {type(error).__name__}: {error}")
     shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-    return Claim("" if shape == [*ids.shape, HIDDEN] else f"ids of shape {list(ids.shape)} give {shape}")
+    return Claim("" if shape == [*ids.shape, HIDDEN] else f"IDs of shape {list(ids.shape)} give {shape}")
 
 
 def refusal(module: Any, ids: Tensor, wrongs: dict[tuple[int, ...], int]) -> tuple[str, str]:
     """Put these wrong ids at their positions. Return the statement that isn't true, and why, or "" for a good error."""
-    ids, what = ids.clone(), " and ".join(f"id {wrong} at {list(at)}" for at, wrong in wrongs.items())
+    ids, what = ids.clone(), " and ".join(f"ID {wrong} at {list(at)}" for at, wrong in wrongs.items())
     what += f" of {list(ids.shape)}"
     for at, wrong in wrongs.items():
         ids[at] = wrong
@@ -144,7 +144,7 @@ def refusal(module: Any, ids: Tensor, wrongs: dict[tuple[int, ...], int]) -> tup
         named = [at for at, wrong in wrongs.items() if wrong in numbers]
         if any(list(at) == numbers[i : i + len(at)] for at in named for i in range(len(numbers))):
             return "", ""
-        return NAMES, f"{what}: the message {str(error)!r} doesn't name the {'position' if named else 'id'}"
+        return NAMES, f"{what}: the message {str(error)!r} doesn't name the {'position' if named else 'ID'}"
     except NotImplementedError:
         raise
     except Exception as error:
@@ -170,13 +170,13 @@ def right(case: Built, problem: Problem, place: Place) -> Observed:
 
 
 exercise(
-    "7.3", "Fix the id that no rank has", takes=["VocabParallelEmbedding"],
+    "7.3", "Fix the ID that no rank has", takes=["VocabParallelEmbedding"],
     trials=[
         OnRanks(
             cases=CASES, draw=draw, give=give, run=run, right=right, values_on_cpu=True,
             world_sizes=(2, 4, 1),  # two ranks come first, as they reveal the most about a mistake
         )
     ],
-    passed="Every rank refuses an id that isn't in the vocabulary before it sends anything, even if the id has a row "
+    passed="Every rank refuses an ID that isn't in the vocabulary before it sends anything, even if the ID has a row "
     "in the padding.",
 )  # fmt: skip

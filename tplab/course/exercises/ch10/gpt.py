@@ -144,6 +144,9 @@ def right_model(case: Model, full: Batch, place: Place) -> Observed:
     }  # fmt: skip
 
 
+UNROUNDED = "the final norm reads the stream before it's rounded"
+
+
 @dataclass(frozen=True)
 class Float32Stream(Case):
     switch: bool = True
@@ -154,9 +157,16 @@ class Float32Stream(Case):
 
 def run_dtypes(gpt_class: Any, case: Float32Stream, given: Any, group: Any) -> Observed:
     model = gpt_class(CONFIG, StandIn, float32_residual=case.switch, device=device(), dtype=torch.bfloat16)
+    normed: list[torch.dtype] = []
+    model.final_norm.register_forward_pre_hook(lambda _, given: normed.append(given[0].dtype))
     logits = model(torch.zeros(BATCH, LENGTH, dtype=torch.int64, device=device()))
     streams = [str(call["dtype"]) for layer in model.layers for call in layer.given]
-    return {"dtypes of the stream in each layer": streams, "dtype of the logits": str(getattr(logits, "dtype", None))}
+    rounded = case.switch and torch.bfloat16 in normed
+    return {
+        "dtypes of the stream in each layer": streams,
+        UNROUNDED: Claim("it got bfloat16, although the stream is in float32" if rounded else ""),
+        "dtype of the logits": str(getattr(logits, "dtype", None)),
+    }
 
 
 def right_dtypes(case: Float32Stream, given: Any, place: Place) -> Observed:
