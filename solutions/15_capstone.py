@@ -401,7 +401,7 @@ for name, job in JOBS.items():
 viz.table(rows, title="your layouts, as they are and with all layers recomputed")
 
 # %% [markdown]
-# With all layers recomputed, each job processes fewer tokens per second. But for the smallest model, the HFU gets *better*. So if somebody tells you how well they use their GPUs, ask whether they mean the MFU or the HFU.
+# With all layers recomputed, each job processes fewer tokens per second. But for some of the jobs, the HFU gets *better*. So if somebody tells you how well they use their GPUs, ask whether they mean the MFU or the HFU.
 #
 # ## Never stopped, killed, and on one rank
 #
@@ -432,7 +432,7 @@ viz.table(
 # %% [markdown]
 # ## Killed three times, and not a single bit is different.
 #
-# You didn't have to save anything about the data or the learning rate, because both of them are functions of the step. Even a single rank can continue the run, and its losses differ only by rounding.
+# You didn't have to save anything about the data or the learning rate, because both of them are functions of the step. Even a single rank can continue the run, and its losses agree with the others except for rounding.
 
 # %%
 symptoms(15)
