@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 · What communication costs
 #
-# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each of them. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll hide half of these messages with a few lines of code. And before you rent a single GPU, you'll be able to predict how many GPUs a layer can keep busy.
+# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each of them. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll hide half of these messages with a few lines of code. You'll also learn to predict how many GPUs a layer can keep busy, before you rent a single GPU.
 #
 # You need chapters 04 and 05, and exercise 1.4. About 75 minutes.
 
@@ -66,7 +66,7 @@ before = run_layer(waiting)
 viz.overlap({"chapter 04": before}, title="one column-parallel layer, forward and backward, on two ranks")
 
 # %% [markdown]
-# The first `mm` is the forward pass. The other two are the backward pass: one of them computes the gradient of the weight, and the other one computes the gradient of $x$, which f has to sum over the ranks. In the red part, the rank is waiting for this sum and has nothing to do. We call this waiting time **exposed** communication. If the rank computed something else in the meantime, the communication would be **hidden**.
+# The first `mm` is the matmul of the forward pass. The other two belong to the backward pass. One of them computes the gradient of the weight, and the other one computes the gradient of $x$, which f has to sum over the ranks. In the red part, the rank is waiting for this sum and has nothing to do. We call this waiting time **exposed** communication. If the rank computed something else in the meantime, the communication would be **hidden**.
 #
 # **Predict.** Suppose that each matmul of the backward pass takes 5 ms, and the message takes 3 ms. How long does the backward pass take if the rank starts the message and then waits for it right away? How long does it take if the message travels *while* the rank computes the gradient of the weight? And how long does the second version take if the message takes 8 ms instead of 3 ms?
 
@@ -74,7 +74,7 @@ viz.overlap({"chapter 04": before}, title="one column-parallel layer, forward an
 predict("11.a", waiting=13, hidden=10, hidden_with_8=13)
 
 # %% [markdown] task="11.1" title="Put the backward pass in order" difficulty=2 minutes=10
-# Now let's take a whole MLP with two matmuls, $Z = XA$ and $Y = ZB$. (We leave out the GELU.) The backward pass starts from $dY$ and consists of four matmuls, each of which takes 5 ms. Only $dX$ has to be summed over the ranks, and this message takes 8 ms.
+# Let's look at a whole MLP with two matmuls, $Z = XA$ and $Y = ZB$. (We leave out the GELU.) The backward pass starts from $dY$ and consists of four matmuls, each of which takes 5 ms. Only $dX$ has to be summed over the ranks, and this message takes 8 ms.
 #
 # | step | what it needs |
 # |---|---|
@@ -116,7 +116,7 @@ def on_the_clock(message):
 viz.play(on_the_clock, message=(2, 4, 8, 16, 32), start={"message": 8, "step": 4}, seconds=2)
 
 # %% [markdown]
-# You've just hidden a message that takes *longer* than any of the matmuls. The trick was to look for work that nothing else is waiting for, and to do this work while the message is on its way. You pay for this trick with memory, because the rank has to keep $dY$ until it has computed `dB`.
+# You've just hidden a message that takes *longer* than any of the matmuls. The trick was to find work that nothing else is waiting for, and to do this work while the message is on its way. This trick takes memory, because the rank has to keep $dY$ until it has computed `dB`.
 #
 # ## Send while you multiply
 #
@@ -188,7 +188,9 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# The last two rows are the honest ones, because without the slow link, the messages travel as fast as this machine can send them. When two processes on the same machine send each other a message, the machine just copies the message from one place in memory to another. The same cores have to do this copying *and* the matmuls, so a layer that waits less isn't necessarily faster. On GPUs, you can gain more from hiding your messages. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
+# In the last two rows, the link isn't slowed down, so these rows show what you really gain on this machine. When two processes on the same machine send each other a message, the cores have to copy it from one place in memory to another. The same cores also compute the matmuls, so a layer that waits less isn't necessarily faster. (Some of your gain has nothing to do with waiting. In the backward pass, chapter 04's layer copies the gradient of $x$ before it sums it, and your layer doesn't.)
+#
+# On GPUs, you can gain more from hiding your messages. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
 #
 # ## What does a message cost?
 #
@@ -208,7 +210,7 @@ def messages_of_a_step(layers=3, b=2, s=16, h=32):
 viz.table(launch(messages_of_a_step, 2)[0], title="all-reduces in a step of a GPT with three layers and h = 32")
 
 # %% [markdown]
-# Each attention block and each MLP sends a message of $b \cdot s \cdot h$ elements in the forward pass and another one in the backward pass. That makes four messages per layer. The embedding and the output layer add one message each. All the other messages belong to the loss, which sends only a few elements per token.
+# Each attention block and each MLP sends one message of $b \cdot s \cdot h$ elements in the forward pass and one in the backward pass. That makes four messages per layer. The embedding and the output layer add one message each. All the other messages belong to the loss, which sends only a few elements per token.
 #
 # How long does such a message take? In chapter 01, you found that a ring all-reduce of $N$ bytes takes $2(p-1)$ steps and that each step takes $\alpha + \beta N / p$. Here, $\alpha$ is the latency of the link, and $1/\beta$ is its bandwidth. The table below lists both values for a few links, per GPU and direction:
 
@@ -342,7 +344,7 @@ viz.against({row.name: (100.0, 100 * row.predicted(MACHINES["A100 DGX"]) / row.p
             unit="% of the published speed", title="28 published speeds on A100s, and the model")  # fmt: skip
 
 # %% [markdown]
-# All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts. But if the predictions for two layouts differ by less than 10 %, you should measure both layouts.
+# All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts. But if two layouts differ by less than 10 %, you should measure both of them.
 #
 # <details><summary>Going deeper: where the time goes, and where the model fails</summary>
 #

@@ -9,9 +9,9 @@
 # %% [markdown]
 # # 12 · Sequence parallel
 #
-# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. If you train GPT-3 on 8 GPUs, these activations are almost half of what each GPU saves per layer for the backward pass, and adding more GPUs won't make them any smaller. Could each rank do just its share of the work? Yes, if you split every all-reduce into its two halves and do the work in between. You'll often read that this method doesn't cost any extra communication. We'll see whether that's true.
+# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. If you train GPT-3 on 8 GPUs, these activations are almost half of what each GPU saves per layer for the backward pass, and adding more GPUs won't make them any smaller.
 #
-# By the end of this chapter, you'll have trained a small GPT whose activations are sharded everywhere, even where they used to be replicated. You need chapters 01, 03, 09, and 10. About 75 minutes.
+# In this chapter, you'll split an all-reduce into its two halves and work in between, so that each rank only does its share. You'll often read that this doesn't cost any extra communication. We'll see whether that's true. You need chapters 01, 03, 09, and 10. About 75 minutes.
 
 # %% tags=["setup"]
 from functools import partial
@@ -33,11 +33,11 @@ from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 # %% [markdown]
 # ## Time for a break
 #
-# Let's look at the end of an MLP on two ranks. There are two tokens with one feature each, and each rank has just computed a partial sum of the output for both tokens. Rank 0 has the partial sums 1 and 2, and rank 1 has the partial sums 10 and 20. The operator g adds the partial sums with an all-reduce, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize the result. They do exactly the same work with exactly the same values, and both of them save the results for the backward pass.
+# Let's look at the end of an MLP on two ranks. There are two tokens with one feature each, and each rank has a partial sum of the output for both tokens. Rank 0 has 1 and 2, and rank 1 has 10 and 20. The operator g adds these partial sums with an all-reduce, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize the result. They do exactly the same work with the same values, and both of them save the results for the backward pass.
 #
-# How does the all-reduce compute these sums? In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**, which leaves rank 0 with the sum for token 0, which is 11, and rank 1 with the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of an all-reduce, the sum for each token is on exactly one rank.
+# In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**, which leaves rank 0 with the sum for token 0, which is 11, and rank 1 with the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of an all-reduce, the sum for each token is on exactly one rank.
 #
-# The bias, the dropout, the residual connection, and the norm treat each token separately. So let's take a break between the reduce-scatter and the all-gather! During the break, each rank does all of this work for its own tokens only. The all-gather waits until the next matmul needs all the tokens. This method is called **sequence parallelism** (Korthikanti et al. 2022).
+# The bias, the dropout, the residual connection, and the norm treat each token separately. So let's take a break between the two halves! During the break, each rank does all of this work for its own tokens only. The all-gather waits until the next matmul needs all the tokens. This method is called **sequence parallelism** (Korthikanti et al. 2022).
 #
 # **Predict.** Suppose four ranks hold partial sums of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does each rank send if it does other work between the reduce-scatter and the all-gather?
 
@@ -75,7 +75,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # </details>
 #
-# Now it's your turn. Below is the kind of block you know from chapter 10. The block's `inner` module, which is either attention or an MLP, needs all the tokens and returns this rank's partial sum (its *term*) of the output, without the final bias.
+# Now it's your turn. Below is the kind of block you know from chapter 10. Its module `inner` is either attention or an MLP. It needs all the tokens, and it returns this rank's partial sum (its *term*) of the output, without the final bias.
 #
 # ```python
 # def forward(self, x, rng=None):          # x [b, s, h], the same on every rank
@@ -95,7 +95,9 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # - `reduce_scatter_to_sequence_region(x, group)` sums the terms of all ranks and returns the sums for this rank's tokens: [b, s, h] → [b, s/p, h].
 #
-# Decide where to put these operators, and which lines should work on all the tokens. Think about dropout, too. With `sharded=True`, each rank draws its dropout masks from its own random stream, while with `sharded=False`, all ranks draw the same masks (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and how many full tensors `[b, s, h]` your block saves for the backward pass, besides those that `inner` needs.
+# Decide where to put these operators, and which lines should work on all the tokens. Think about dropout, too. With `sharded=True`, each rank draws its dropout masks from its own random stream, while with `sharded=False`, all ranks draw the same masks (chapter 09).
+#
+# The check compares values and gradients with plain PyTorch. It also counts the bytes that you send and the full tensors `[b, s, h]` that your block saves for the backward pass, besides those that `inner` needs.
 
 
 # %% exercise="12.1"
@@ -128,7 +130,7 @@ check("12.1", SequenceParallelBlock)
 #
 # ## The pair
 #
-# So far, you've used two operators that we wrote for you. What do these operators do in the backward pass? The operators f and g communicate in either the forward pass or the backward pass, but the two new operators communicate in both passes.
+# So far, you've used two operators that we wrote for you. What do they do in the backward pass? Each of the operators f and g communicates in only one of the two passes, but the new operators communicate in both.
 
 # %% [markdown] task="12.2" title="Gather and reduce-scatter" difficulty=3 minutes=12
 # Write both operators. Dimension 1 of `x` is the sequence of tokens, and `x` may have any number of dimensions after that.
@@ -206,9 +208,9 @@ check("12.2", GatherFromSequence, ReduceScatterToSequence)
 predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 
 # %% [markdown]
-# In a single process, the gradient of the bias would be 10, and the bias would be -1 after the step. Neither of our two ranks computes these values, and their two copies of the bias are no longer equal. So after each backward pass, we have to sum the gradients of some parameters across ranks. But which parameters need such a sum?
+# In a single process, the gradient of the bias would be 10, and the bias would be -1 after the step. Neither of our two ranks computes these values, and their copies of the bias are no longer equal. So after each backward pass, we have to sum the gradients of some parameters across ranks. But which parameters need such a sum?
 #
-# Let's find out with a small model. The model has a position embedding for each token, followed by an attention block. Like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share the same weights.
+# Let's find out with a small model that has a position embedding for each token, followed by an attention block. Like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share the same weights.
 #
 # ```python
 # def forward(self, x):                     # x [b, s, h], the same on every rank
@@ -230,7 +232,7 @@ predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 #
 # - `partial_gradients` returns the names of the parameters whose gradient on a rank is only one term of a sum over all ranks.
 #
-# - `allreduce_sequence_gradients` computes such sums. It receives a `module` in which `param.sequence_parallel` is True for the parameters whose gradients have to be summed. For all the other parameters, this attribute is False or missing. These gradients are small, and every message has its latency, so use **one** all-reduce for all of them. If a gradient is None, leave it alone. A gradient may be transposed in memory.
+# - `allreduce_sequence_gradients` computes such sums. In its argument `module`, the parameters whose gradients have to be summed have the attribute `param.sequence_parallel = True`. For all the other parameters, this attribute is False or missing. Every message has its latency, so use **one** all-reduce for all of these gradients. If a gradient is None, leave it alone. A gradient may be transposed in memory.
 #
 # The check runs the model, sums the gradients of the parameters that you've named, and compares all nine gradients with plain PyTorch. It also tries your second function on other modules.
 
@@ -272,14 +274,18 @@ def allreduce_sequence_gradients(module, group=None):
 check("12.3", partial_gradients, allreduce_sequence_gradients)
 
 # %% [markdown]
-# Each rank applies the block's norm and its final bias only to its own tokens, so it's no surprise that the gradients of these parameters are partial. The norms of the queries and keys are trickier. Each rank applies these two norms to *all* the tokens, but only in its own heads. So you have to sum the gradients of these norms even if you never split the sequence at all!
+# Each rank applies the block's norm and its final bias only to its own tokens, so it's no surprise that the gradients of these parameters are partial. The norms of the queries and keys are trickier. Each rank applies these two norms to *all* the tokens, but only in its own heads. So you have to sum their gradients even if you never split the sequence at all!
 #
-# People really do forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that never summed these gradients. The user described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). In GPT-NeoX, the code that was supposed to sum the gradients never ran. And if it had run, it would have computed their mean instead of their sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
+# <details><summary>Going deeper: people really do forget this sum</summary>
+#
+# In August 2026, a user of NVIDIA's NeMo RL found a training path that never summed these gradients. The user described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX had code for this sum, but the code never ran. And if it had run, it would have computed the mean instead of the sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
+#
+# </details>
 
 # %% [markdown]
 # ## Train it
 #
-# Let's train a small GPT on Python code. The GPT consists of your blocks, and its attention layers normalize the queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and its share of the loss. So in this model, the gradients of *all* replicated parameters are partial, including the gradients of the position embeddings and of the token embeddings. That's why `train` sets `sequence_parallel` for all of these parameters.
+# Let's train a small GPT on Python code. It consists of your blocks, and its attention layers normalize the queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and its share of the loss. So in this model, the gradients of *all* replicated parameters are partial, even those of the two embeddings. That's why `train` sets `sequence_parallel` for all of these parameters.
 
 # %%
 CONTEXT, BATCH, STEPS, HIDDEN = 32, 8, 40, 64
@@ -349,7 +355,7 @@ print(f"largest difference between the two losses: {apart:.0e}; ranks apart by {
 # %% [markdown]
 # ## The bill
 #
-# How much memory did we save? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Tensor parallelism splits the activations inside attention and the MLP across the ranks. Of the $34 + 5as/h$ bytes, $24 + 5as/h$ belong to these activations, so each rank saves only a $p$-th of them. The other 10 bytes store the inputs of the norms and matmuls and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
+# How much memory did we save? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Of these bytes, $24 + 5as/h$ belong to activations inside attention and the MLP. Tensor parallelism splits these activations across the ranks, so each rank saves only a $p$-th of them. The other 10 bytes store the inputs of the norms and matmuls and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
 #
 # **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$ and tensor parallelism alone, how many bytes per element does each rank save for the backward pass? How many bytes per element does each rank save if you add sequence parallelism, which splits the other 10 bytes across the ranks as well? How many bytes per element are left if each rank also recomputes the attention scores in the backward pass instead of saving them?
 
@@ -419,9 +425,9 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
           title="a layer with b = 2, s = h = 64 and 4 heads on 4 ranks, forward and backward")  # fmt: skip
 
 # %% [markdown]
-# In this layer, $5as/h = 20$, so we'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. Your blocks send exactly as many bytes as before, but they save 16.5 bytes per element. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
+# In this layer, $5as/h = 20$, so you'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. They send exactly as many bytes as the tensor-parallel blocks, but they save 16.5 bytes per element. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
 #
-# The third kind of block in the table, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer. An all-gather sends half as many bytes as an all-reduce, so the layer now sends ten halves of an all-reduce instead of eight. In other words, if you want *all* the saved activations to shrink with $p$, you have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
+# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, so the layer now sends ten halves of an all-reduce instead of eight. In other words, if you want *all* the saved activations to shrink with $p$, you have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #
@@ -431,7 +437,7 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
 #
 # ## Fix it
 #
-# On January 26, 2024, someone who had read the source code of nanotron, a training library, politely asked whether the backward pass of its row-parallel layer was correct (huggingface/nanotron issue 46). To save time, the layer started a matmul before a message had arrived. In May, another user answered with a new test, which compared the gradient of the layer's input with the correct gradient. No test had done that before. On four ranks, only a quarter of this gradient turned out to be correct. The bug was fixed on July 30 (pull request 172).
+# In January 2024, someone who had read the source code of nanotron, a training library, asked whether the backward pass of its row-parallel layer was correct (huggingface/nanotron issue 46). To save time, the layer started a matmul before a message had arrived. In May, another user compared the gradient of the layer's input with the correct gradient, which no test had done before. On four ranks, only a quarter of this gradient was correct. The bug was fixed in July (pull request 172).
 #
 # **Predict.** The layer in the next exercise has the same bug, although it doesn't overlap communication with computation. Is the gradient of the layer's *own* weight correct? How many times does the backward pass communicate? (Write True or False, and a number.)
 
@@ -478,11 +484,11 @@ class RowParallelMatmul(Function):
 check("12.4", RowParallelMatmul)
 
 # %% [markdown]
-# If each rank first multiplies by its own weight and then gathers the *results*, the gathered rows were computed with different weights. If you gather the gradient `dy` first, both matmuls of the backward pass can use it, so a single message is enough.
+# In the broken version, each rank multiplies by its own weight and then gathers the *results*, so the gathered rows were computed with different weights. If you gather the gradient `dy` first, both matmuls of the backward pass can use it, and a single message is enough.
 #
 # ## Break it
 #
-# Finally, let's make the same mistake as NeMo RL, and leave out the sum of the partial gradients from exercise 12.3.
+# Finally, let's leave out the sum of the partial gradients from exercise 12.3.
 #
 # **Predict.** If you leave out this sum, is the first loss correct? Does anything raise an error? Does the model still learn, so that its last loss is less than half of the first loss? (Write True or False, three times.)
 
@@ -496,7 +502,7 @@ viz.table([{"gradients": name, "first loss": f"{run['losses'][0]:.6f}", "last lo
            for name, run in (("single process", plain), ("added up", mine), ("not added up", forgotten[0]))])  # fmt: skip
 
 # %% [markdown]
-# If you only saw the losses in the last row, you'd be perfectly happy with this run. But the ranks' copies of the same parameter now differ by up to 0.2. Rank 0's token embedding has learned from the first half of each text, and rank 1's token embedding has learned from the second half, but a checkpoint can contain only one of the two. Your detector from exercise 5.3 would have noticed this difference after the very first step.
+# If you only saw the losses in the last row, you'd be perfectly happy with this run. But the ranks' copies of the same parameter now differ by up to 0.2. Rank 0's token embedding has learned from the first half of each text, and rank 1's token embedding has learned from the second half. A checkpoint can contain only one of the two. Your detector from exercise 5.3 would have noticed this after the very first step.
 
 # %%
 symptoms(12)
@@ -549,4 +555,4 @@ from tplab.course import library
 library(12)
 
 # %% [markdown]
-# With tensor parallelism, the ranks send so many bytes that they should all be in the same machine, where the links are fastest. What if each machine held its own layers instead? Then the machines would send each other almost nothing, but at any moment, three out of four machines would have nothing to do. In the next chapter, you'll keep all four machines busy.
+# With tensor parallelism, the ranks send so many bytes that they should all be in the same machine. What if each machine held its own layers instead? The machines would send each other almost nothing, but at any moment, three out of four machines would have nothing to do. In the next chapter, you'll keep all four machines busy.

@@ -11,7 +11,7 @@
 #
 # Suppose four machines share a model, and each machine holds a quarter of the layers. Then at any moment, three of the four machines have nothing to do. In this chapter, you'll design a schedule that keeps all four machines busy, and you'll find out why most explanations praise this schedule for the wrong reason.
 #
-# Why would you give whole layers to a machine? With tensor parallelism, the ranks have to wait for four messages in every layer, so they need the fast links inside a single machine. Tensor parallelism also needs layers that consist of pairs of matmuls. A pipeline works with any kind of layer, and it sends very little data.
+# Why would you split a model between its layers at all? With tensor parallelism, the ranks have to wait for four messages in every layer, so they need the fast links inside a single machine. A pipeline sends very little data, and it works with any kind of layer.
 #
 # By the end of this chapter, your library will be able to train a model in two stages. You need chapter 01. About 90 minutes, plus 15 minutes for an optional section.
 
@@ -33,7 +33,7 @@ from tplab.pipeline.examples import ByteStage, in_units, timed
 # %% [markdown]
 # ## One batch, four machines
 #
-# Let's split a model between its layers. The first rank holds the first layers, and the last rank holds the last layers and computes the loss. The part of the model that a rank holds is called a **stage**. In the forward pass, each stage sends its output to the next stage. In the backward pass, each stage sends the gradient of its *input* to the previous stage.
+# Let's split a model between its layers. Each rank holds a few consecutive layers, which we call a **stage**. The last stage also computes the loss. In the forward pass, each stage sends its output to the next stage. In the backward pass, each stage sends the gradient of its *input* to the previous stage.
 #
 # Below, four real ranks run a single batch through such a pipeline. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
 #
@@ -88,7 +88,7 @@ def as_schedule(lists):
 play(gpipe(2, 3))
 
 # %% [markdown]
-# A forward pass (F) takes one unit of time. A backward pass (B) takes two units, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as the inputs of that action are available. The forward pass of a micro-batch needs the output of the previous rank. The backward pass needs the gradient from the next rank, and it has to come after this rank's own forward pass of the same micro-batch.
+# A forward pass (F) takes one unit of time. A backward pass (B) takes two units, because it contains twice as many matmuls. Each rank works through its list in order, and it starts each action as soon as it has what the action needs. A forward pass needs the output of the previous rank. A backward pass needs the gradient from the next rank, and it has to come after this rank's own forward pass of the same micro-batch.
 #
 # The **bubble** is the time that a rank is idle, divided by the time that the rank works.
 #
@@ -98,7 +98,7 @@ play(gpipe(2, 3))
 predict("13.b", time=33, idle_of_a_rank=9, bubble=0.375)
 
 # %% [markdown] task="13.1" title="Beat GPipe" difficulty=3 minutes=15
-# The backward pass of a micro-batch needs the activations from its forward pass, so a rank has to keep these activations in memory in between. Imagine that each rank has a shelf. Each forward pass puts a micro-batch's activations on the shelf, and the backward pass takes them off again. In GPipe, every rank ends up with all $m$ micro-batches on its shelf at the same time.
+# The backward pass of a micro-batch needs the activations from its forward pass, so a rank has to keep these activations in memory in between. Imagine that each rank has a shelf. Each forward pass puts a micro-batch's activations on the shelf, and the backward pass takes them off again. In GPipe, all $m$ micro-batches are on every shelf at the same time.
 #
 # Write a better schedule for any number of ranks $p$ and any number of micro-batches $m$:
 #
@@ -136,9 +136,9 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". The schedule was published in 2020 under two names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows GPipe and 1F1B, as we recorded them on real ranks. Each parcel is a micro-batch, blue on its way forward and red on its way back.
+# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows GPipe and 1F1B, as we recorded them on real ranks. Each parcel is a micro-batch. It's blue in the forward pass and red in the backward pass.
 #
-# ![An animation of two pipelines with four machines each and six parcels, with GPipe above and 1F1B below. Blue parcels move to the right, and each machine puts a copy on its shelf. Above, all six parcels pile up on every shelf before the first red parcel moves back. Below, the last machine turns each parcel around right away, and the shelves hold at most four, three, two, and one. Both pipelines finish at the same time.](pictures/parcels.svg)
+# ![An animation of two pipelines with four machines each and six parcels. The upper pipeline uses GPipe, and the lower one uses 1F1B. Blue parcels move to the right, and each machine puts a copy on its shelf. In GPipe, all six parcels pile up on every shelf before the first red parcel moves back. In 1F1B, the last machine sends each parcel back as soon as it arrives, so the four shelves never hold more than four, three, two, and one parcels. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -146,7 +146,7 @@ play(schedule(4, 8))
 #
 # </details>
 #
-# GPipe and 1F1B take equally long, but in 1F1B, the shelves are smaller! Many explanations say that 1F1B shrinks the bubble, but it can't. No matter how you order the actions, the last rank has to wait for $p - 1$ forward passes before its first micro-batch arrives. After the last rank has finished, the other $p - 1$ ranks still have to run their last backward passes, one after the other. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
+# GPipe and 1F1B take equally long, but 1F1B needs smaller shelves! Many explanations say that 1F1B shrinks the bubble, but it can't. No matter how you order the actions, the last rank has to wait for $p - 1$ forward passes before its first micro-batch arrives. And after the last rank has finished, the other $p - 1$ ranks still have to run their last backward passes, one after the other. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
 #
 # $$\text{bubble} = \frac{(p-1)(t_F + t_B)}{m\,(t_F + t_B)} = \frac{p-1}{m}$$
 #
@@ -168,18 +168,18 @@ def costs(make_lists, p, m):
 viz.table([costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe, schedule)])
 
 # %% [markdown]
-# That's where the popular claim comes from. For the same number of micro-batches, both schedules have the same bubble. But with your schedule, the shelves don't grow with $m$, so you can *choose* a larger $m$, and a larger $m$ makes the bubble smaller.
+# That's where the popular claim comes from. With the same number of micro-batches, both schedules have the same bubble. But your schedule's shelves don't grow with $m$, so you can *choose* a larger $m$, and a larger $m$ makes the bubble smaller.
 #
 # ## Across the gap
 #
 # Now we need a program that carries out a schedule. In a single process, one autograd graph connects all the layers. But in a pipeline, each stage lives in its own process, and all it ever receives from its neighbors is plain tensors. So how does a gradient get from one process to the next?
 
 # %% [markdown] task="13.2" title="Across the gap" difficulty=3 minutes=12
-# Write the forward pass and the backward pass of a single stage. You don't need several ranks yet, because the check runs all stages in one process and passes messages between them.
+# Write the forward pass and the backward pass of a single stage. You don't need several ranks yet, because the check runs all stages in one process and passes the messages from stage to stage.
 #
 # - `forward_stage` runs the stage on the message from the previous stage. It returns the message for the next stage, along with everything that your `backward_stage` will need.
 #
-# - `backward_stage` receives what `forward_stage` saved for it, along with the gradient of the message that `forward_stage` returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. If this input consists of token IDs, which don't have a gradient, it returns `None`.
+# - `backward_stage` receives what `forward_stage` saved for it, along with the gradient of the message that `forward_stage` returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. Token IDs don't have a gradient, so if the input consists of token IDs, `backward_stage` returns `None`.
 #
 # A message is a plain tensor that isn't part of any autograd graph. Leave every message unchanged, because your caller may still need it. A stage may run several forward passes before the first backward pass, and the backward passes can come in any order.
 
@@ -223,9 +223,11 @@ check("13.2", forward_stage, backward_stage)
 # - `work = channels.receive(tensor, sender)` starts to receive a message into a tensor. You can read the tensor after `work.wait()` has returned.
 
 # %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=23
-# Write the program of a single rank. The program works through its list of actions in order, and it should work for any schedule that can be completed. (Messages carry no labels. But you can rely on the lists: two neighbors always send and receive their micro-batches in the same order.) You decide when to receive a message, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
+# Write the program of a single rank. It should work through the rank's list of actions in order, and it should work for any schedule that can be completed. Use your `forward_stage` and `backward_stage`. You decide when to receive a message, when to start a send, and when to wait for it. (Messages carry no labels, but you don't need any, because two neighbors always send and receive their micro-batches in the same order.)
 #
-# Each micro-batch has its own loss, which is a mean over its examples. But at the end of the step, `.grad` should contain the gradients of the *whole batch's* mean loss, added to whatever was in it before. After a micro-batch's backward pass, don't keep its graph or its activations. The messages that you've sent and the value of its loss may stay until the end of the step.
+# Each micro-batch has its own loss, which is a mean over its examples. But you need the gradient of the *whole batch's* mean loss. At the end of the step, this gradient should have been added to whatever was in `.grad` before.
+#
+# After the backward pass of a micro-batch, don't keep its graph or its activations. You may keep the messages that you've sent and the values of the losses until the end of the step.
 
 
 # %% exercise="13.3"
@@ -283,7 +285,7 @@ check("13.3", run_stage)
 # %% [markdown]
 # ## Train with it
 #
-# The model below reads eight bytes of Python code and predicts the next byte. It has four residual blocks with $h = 128$. `ByteStage()` is the complete model, and `ByteStage(0, 2)` is the first half of it. Only rank 0 gets the input bytes, and only the last rank gets the targets. We don't need an all-reduce for the gradients, because each rank has different parameters.
+# The model below reads eight bytes of Python code and predicts the next byte. It has four residual blocks with $h = 128$. `ByteStage()` is the complete model, and `ByteStage(0, 2)` is the first half of it. Each rank has different parameters, so the gradients need no all-reduce.
 
 # %%
 BATCH, STEPS, M = 64, 30, 8
@@ -343,7 +345,7 @@ print(
 # %% [markdown]
 # The three curves coincide, and the final weights agree to the last digits of a float64.
 #
-# Does a real pipeline look like your drawing? Below, four processes run your program with your schedule, followed by a simulation of the same schedule. The real stages sleep instead of computing, so this works even if all four ranks share a single core. But the messages, their order, and the waiting are real.
+# Does a real pipeline look like your drawing? Below, four processes run your program with your schedule, followed by a simulation of the same schedule. The real stages sleep instead of computing, so you don't need four cores. But the messages, their order, and the waiting are real.
 
 
 # %%
@@ -396,7 +398,7 @@ with show_failure():
     launch(one_step, 2, args=(schedule, WaitingChannels))
 
 # %% [markdown]
-# Both ranks are stuck in a *send*. Rank 0 is trying to send the activations of micro-batch 1, while rank 1 is trying to send the gradient of micro-batch 0. Neither rank ever gets around to receiving anything. In GPipe, all messages go in the same direction until the backward passes begin, so this deadlock can't happen.
+# Both ranks are stuck in a *send*. Rank 0 is trying to send the activations of micro-batch 1, while rank 1 is trying to send the gradient of micro-batch 0. Neither rank gets to the line in which it would receive something. In GPipe, all messages go in the same direction until the backward passes begin, so this deadlock can't happen.
 #
 # Whether a send waits for its receiver depends on the backend and on the size of the message. That's why such a program can pass all of its tests and still hang with your first large model.
 #
@@ -404,9 +406,9 @@ with show_failure():
 #
 # Starting a send without waiting for it has a price, too. Until the send is complete, you may neither overwrite nor free the memory of the message.
 #
-# To save memory, Megatron-LM used to free the output of a stage as soon as the send had *started*. If another tensor reused the memory while NCCL was still reading the output, the next stage received garbage. With 16 stages, the gradient norm of Llama 3.1 405B became NaN, and in March 2026, a developer found out why. The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test (NVIDIA/Megatron-LM pull request 4047, which has been merged).
+# To save memory, Megatron-LM used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. If PyTorch gave the same memory to a different tensor in the meantime, the next stage received garbage. With 16 stages, the gradient norm of Llama 3.1 405B became NaN, and in March 2026, a developer found out why. The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test (NVIDIA/Megatron-LM pull request 4047, which has been merged).
 #
-# You can see the same bug on two ranks. Below, rank 0 sends three messages from the same buffer, while rank 1 is busy with something else.
+# You can reproduce the same kind of bug on two ranks. Below, rank 0 sends three messages from the same buffer, while rank 1 is busy with something else.
 #
 # **Predict.** Which three numbers does rank 1 receive?
 
@@ -435,7 +437,7 @@ launch(one_buffer, 2, backend="gloo")[1]  # always on CPUs, because on GPUs, it 
 # %% [markdown] task="13.4" title="Fix it: too tidy" difficulty=2 minutes=8
 # Your `run_stage` keeps every message in memory until the end of the step. The `Outbox` below tries to save this memory by sending all messages from a single buffer, but its `send` is broken. Fix `send`, so that every message arrives with the values it had when `send` was called. The outbox may not create any additional tensors.
 #
-# The check notices if the memory of a message changes before your code has waited for the send. So a bug that strikes only now and then on a cluster strikes every time here.
+# The check notices if a message's memory changes before your code has waited for the send. On a cluster, such a bug strikes only now and then. Here, it strikes every time.
 
 
 # %% exercise="13.4"
@@ -493,7 +495,7 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
            memory(schedule, 16, TidyChannels)], title="the most memory that a rank used, with 128 examples per micro-batch")  # fmt: skip
 
 # %% [markdown]
-# This table measures the shelves in megabytes. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more on rank 0, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
+# This table measures the shelves in megabytes. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
 #
 # <details><summary>Going deeper: a table at both ends</summary>
 #
@@ -503,10 +505,12 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
 #
 # ## Fill the bubble (optional)
 #
-# As you saw in chapter 11, a backward pass computes two kinds of gradients, and only one kind is urgent. The previous rank is waiting for the gradient of the *input*, but the gradients of the *weights* can wait until the optimizer step. So let's split each backward pass (B) into two actions. **I** computes the gradient of the input, and **W** computes the gradients of the weights. F, I, and W take one unit of time each. `Action("I", k)` needs the same inputs as `Action("B", k)`, and `Action("W", k)` can run at any time after `Action("I", k)` on the same rank. A micro-batch leaves the shelf after its W action.
+# As you saw in chapter 11, a backward pass computes two kinds of gradients, and only one kind is urgent. The previous rank is waiting for the gradient of the *input*, but the gradients of the *weights* can wait until the optimizer step. So let's split each backward pass (B) into two actions. **I** computes the gradient of the input, and **W** computes the gradients of the weights. F, I, and W take one unit of time each.
+#
+# `Action("I", k)` needs the same inputs as `Action("B", k)`. `Action("W", k)` can run at any time after `Action("I", k)` on the same rank, and it takes the micro-batch off the shelf.
 
 # %% [markdown] task="13.5" title="Fill the bubble (optional)" difficulty=4 minutes=15
-# Write a schedule with F, I, and W actions whose bubble is at most half of $(p-1)/m$, the bubble of 1F1B. No rank may have more than $p$ micro-batches on its shelf. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1, which Qi et al. published in 2023.
+# Write a schedule with F, I, and W actions whose bubble is at most half as large as the bubble of 1F1B, which is $(p-1)/m$. No rank may have more than $p$ micro-batches on its shelf. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1, which Qi et al. published in 2023.
 
 
 # %% exercise="13.5"

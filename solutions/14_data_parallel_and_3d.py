@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 · Data parallelism and the 3D mesh
 #
-# Large training runs work on many copies of the same model at the same time. In this chapter, you'll make several copies learn as one, and you'll stop them from all storing the same optimizer state, which is the idea behind FSDP. Then you'll combine three kinds of parallelism on eight processes, and you'll decide which rank runs on which machine. If you decide badly, all the numbers are still correct, but each step takes longer, and no test will tell you why.
+# Large training runs work on many copies of the same model at the same time. In this chapter, you'll make several copies learn as one, without storing the same optimizer state in each copy, which is the idea behind FSDP. Then you'll combine three kinds of parallelism on eight processes and decide which rank runs on which machine. If you decide badly, all the numbers are still correct, but each step takes longer, and no test will tell you why.
 #
 # You need chapters 10, 12, and 13. About 90 minutes.
 
@@ -34,7 +34,7 @@ from tplab.trace import trace_rank
 # %% [markdown]
 # ## Two copies
 #
-# In **data parallelism**, every rank holds a full copy of the model, called a **replica**, and gets its own part of the batch. The forward and backward passes don't need any communication. Afterward, an all-reduce adds up the gradients, so all replicas take the same optimizer step and stay identical.
+# In **data parallelism**, every rank holds a full copy of the model, called a **replica**, and gets its own part of the batch. The forward and backward passes don't need any communication. Afterward, an all-reduce sums the gradients across ranks, so all replicas take the same optimizer step and stay identical.
 #
 # Let's try this with a model that has a single weight $w$. The loss of a token $x$ is $w \cdot x$, so its gradient with respect to $w$ is simply $x$. Rank 0 has three tokens, and rank 1 has only one.
 
@@ -60,15 +60,15 @@ viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(two_replicas
 predict("14.a", mean_over_tokens=2.5, mean_of_means=3)
 
 # %% [markdown]
-# If you average the ranks' means, a token counts more when its rank has fewer tokens.
+# If you average the ranks' means, a token on a rank with few tokens counts more than a token on a rank with many tokens. So you have to sum over all tokens first and divide at the end.
 #
 # ## Gradients that leave early
 #
-# When should the ranks all-reduce their gradients? If each gradient had its own all-reduce, the latencies would add up. A single all-reduce of all the gradients couldn't start before the end of the backward pass, so there'd be no computation left to hide it behind.
+# When should the ranks all-reduce their gradients? If each gradient had its own all-reduce, the latencies would add up. If all gradients shared a single all-reduce, it couldn't start before the end of the backward pass, so there'd be no computation left to hide it behind.
 #
-# The usual compromise is to run one all-reduce per **bucket** of parameters. The first bucket contains the parameters of the last layers, because the backward pass computes their gradients first. As soon as all the gradients in a bucket are ready, they're copied into one flat tensor, and the all-reduce of this tensor starts while the backward pass continues.
+# The usual compromise is one all-reduce per **bucket** of parameters. The first bucket contains the parameters of the last layers, because the backward pass computes their gradients first. As soon as all the gradients in a bucket are ready, they're copied into one flat tensor, and the all-reduce of this tensor starts while the backward pass continues.
 #
-# How do you find out that a gradient is ready? If you call `param.register_post_accumulate_grad_hook(hook)`, PyTorch calls `hook(param)` each time `param.grad` is complete. Be careful, because the hook's argument is the *parameter* and not its gradient.
+# How do you find out that a gradient is ready? If you call `param.register_post_accumulate_grad_hook(hook)`, PyTorch calls `hook(param)` each time `param.grad` is complete. Note that PyTorch passes the *parameter* to the hook and not its gradient.
 
 
 # %% tags=["setup"]
@@ -86,15 +86,13 @@ def cut_into_buckets(parameters, bucket_size):
 
 
 # %% [markdown] task="14.1" title="Gradients in buckets" difficulty=3 minutes=20
-# The loss on each rank is the *sum* over the rank's own tokens. Your code shouldn't wait for anything before `finish` is called. After `finish`, every `param.grad` should contain the gradient of the *mean* loss over the tokens of all ranks.
+# On each rank, the loss is the *sum* over the rank's own tokens. After `finish`, every `param.grad` should contain the gradient of the *mean* loss over the tokens of all ranks. Until `finish` is called, your code shouldn't wait for anything.
 #
 # - Run one all-reduce for each of the given `self.buckets`, and start it as soon as the last gradient in the bucket is ready. With `async_op=True`, `dist.all_reduce` immediately returns a request, and the tensor doesn't contain the result until you've called `wait()` on that request.
 #
 # - `finish(tokens)` receives the number of tokens on this rank, which may be 0. Besides the buckets, you may send a single number.
 #
 # - The next step has to work just as well, and memory use shouldn't grow from step to step.
-#
-# You can create a flat tensor with `torch.cat`. Later, `flat.split(sizes)` splits it again, and `part.view_as(param)` gives each part the right shape.
 
 
 # %% exercise="14.1"
@@ -183,20 +181,20 @@ def show_buckets(layers):
 viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
 
 # %% [markdown]
-# If all six layers share a bucket, none of the communication is hidden. Smaller buckets hide more of it, but if they're too small, their latencies add up. The lower picture is the honest one, because the link isn't slowed down. There, messages and matmuls compete for your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
+# If all six layers share a bucket, none of the communication is hidden. Smaller buckets hide more of it, but if they're too small, their latencies add up. In the lower picture, the link isn't slowed down. There, messages and matmuls compete for your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
 #
 # ## The optimizer works in the pause
 #
 # All replicas take the same step, so all of them store the same optimizer state. With Adam in mixed precision, that's 12 of the 16 bytes per parameter (chapter 00) on every single replica!
 #
-# In chapter 12, you stopped an all-reduce halfway and applied the norm before the second half. The same trick works here:
+# In chapter 12, you paused an all-reduce between its two halves and applied the norm there. The same trick works here:
 #
 # | | first half | in the pause | second half |
 # |---|---|---|---|
 # | chapter 12 | reduce-scatter of $Y$ | norm, on $1/p$ of the tokens | all-gather of $X$ |
 # | now | reduce-scatter of the gradients | optimizer, on $1/p$ of the weights | all-gather of ... what? |
 #
-# Each rank updates only its own shard of the weights, so it only needs the optimizer state for that shard. This is stage 1 of **ZeRO**, the zero redundancy optimizer (Rajbhandari et al. 2020). In stage 2, each rank also frees the gradients outside its own shard. Stage 3 shards the weights as well and gathers each layer's weights right before they're needed. PyTorch calls stage 3 FSDP.
+# Each rank updates only its own shard of the weights, so it only needs the optimizer state for that shard. This is stage 1 of **ZeRO**, the zero redundancy optimizer (Rajbhandari et al. 2020). In stage 2, each rank also frees the gradients outside its own shard. In stage 3, which PyTorch calls FSDP, the weights are sharded as well, and each layer's weights are gathered right before they're needed.
 #
 # **Predict.** Each parameter takes 2 bytes for its weight, 2 bytes for its gradient, and 12 bytes for Adam's state. If there are four replicas, how many bytes per parameter does each rank store in each of the three stages?
 
@@ -204,11 +202,11 @@ viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
 predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 
 # %% [markdown] task="14.2" title="A step of ZeRO-1" difficulty=3 minutes=16
-# Adam updates each element independently, so you can split the model anywhere. The given method `flatten` joins all the tensors into one flat vector and appends zeros until the vector can be split evenly. Each rank gets a shard of `self.length` elements, no matter which layers they belong to.
+# Adam updates each element independently, so you can split the model anywhere. The given method `flatten` joins all the tensors into one flat vector and appends zeros until the vector can be split evenly. Each rank gets a shard of `self.length` elements, which may come from several layers.
 #
-# - In the constructor, set `self.shard` to a parameter with this rank's slice of the flat weights, and set `self.optimizer` to an `optimizer_class([self.shard], **options)`. The shard must not keep the full vector in memory.
+# - In the constructor, set `self.shard` to this rank's slice of the flat weights, as a tensor or an `nn.Parameter`, and set `self.optimizer` to an `optimizer_class([self.shard], **options)`. The shard must not keep the full vector in memory.
 #
-# - Here, the ranks' gradients are the terms of a sum, so `step()` should add them up and not average them. After `step()`, all parameters should have their new values on every rank. Write these values in place, because other objects may use the same tensors.
+# - `step()` should sum the ranks' gradients and not average them, because they're already the terms of a single sum. After `step()`, all parameters should have their new values on every rank. Write these values in place, because other objects may use the same tensors.
 #
 # - Call `dist.reduce_scatter(output, parts, group=...)` once. Its input is a list of `p` tensors. Call `dist.all_gather(parts, mine, group=...)` once as well. It fills a list of `p` tensors.
 
@@ -294,7 +292,7 @@ viz.table([launch(measured, 4, args=(stage,))[0] for stage in (1, 2, 3)],
 # %% [markdown]
 # In this table, Ψ is the number of parameters. Plain data parallelism would also send 2 Ψ elements, because an all-reduce is a reduce-scatter plus an all-gather. Only stage 3 sends more, because it gathers the weights once per pass.
 #
-# If you still run out of memory, you can move the optimizer to the CPU, which is called **offloading**. In each step, the GPU sends the gradients to the CPU, and the CPU computes the update and sends the new weights back.
+# If you still run out of memory, you can move the optimizer to the CPU, which is called **offloading**. In each step, the GPU sends the gradients to the CPU. The CPU computes the update and sends the new weights back.
 #
 # **Predict.** Suppose a GPU offloads the optimizer for 7.5 billion parameters. Gradients and weights take 2 bytes each, and the link transfers 64 GB/s in each direction. How many seconds per step does the transfer take in each direction?
 
@@ -304,9 +302,9 @@ predict("14.c", seconds=0.23)
 # %% [markdown]
 # ## Who sits where?
 #
-# Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. The ranks along the tp axis share every matrix, the stages along the pp axis share the layers, and the replicas along the dp axis share the batch. Each rank belongs to three groups, one per axis.
+# Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. Ranks along the tp axis share every matrix, stages along the pp axis share the layers, and replicas along the dp axis share the batch. Each rank belongs to three groups, one per axis.
 #
-# The animation shows one step of a real run on two machines. The wall between them stands for the network, which is slower than the links inside a machine.
+# The animation shows one step of a real run on two machines. The wall between them stands for the network, which is slower than the links inside a machine. (At the end, when the mesh turns, the ranks keep their old numbers so that you can see where they go.)
 #
 # ![An animation of eight ranks on two machines with a wall between them. Each machine holds one replica, which consists of two stages with two shards each. The tp groups send many messages inside their machines, and the stages send a few. At the end of the step, the replicas all-reduce their gradients through the wall. Then tp becomes the outermost axis. Now the two shards of each tp group are on different machines, so they have to send all their messages through the wall.](pictures/mesh.svg)
 #
@@ -316,7 +314,7 @@ predict("14.c", seconds=0.23)
 #
 # </details>
 #
-# Ranks are numbered machine by machine. If tp is the **innermost** axis, each tp group consists of consecutive ranks, such as ranks 0 and 1. Along the **outermost** axis, the ranks of a group are farthest apart. You'll often read that the order has to be tp, pp, dp, because tp sends the most bytes and dp the fewest. Is that a law?
+# The first machine gets the ranks with the lowest numbers, the second machine gets the next ones, and so on. If tp is the **innermost** axis, each tp group consists of consecutive ranks, such as ranks 0 and 1. Along the **outermost** axis, the ranks of a group are farthest apart. You'll often read that the order has to be tp, pp, dp, because tp sends the most bytes and dp the fewest. Is that a law?
 
 # %% [markdown] task="14.3" title="Seat the ranks" difficulty=3 minutes=18
 # **a)** How many bytes does a rank send along each axis per step? Count only the messages of the GPT's layers:
@@ -329,7 +327,7 @@ predict("14.c", seconds=0.23)
 #
 # Each element takes 2 bytes, and an all-reduce counts as a single message that's as large as the tensor. An axis with a single rank sends nothing.
 #
-# **b)** Find the order of the axes, innermost first, that sends the fewest bytes from one machine to another, which means through the walls in the animation. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes. There are only six orders.
+# **b)** Find the order of the axes, innermost first, that sends the fewest bytes from one machine to another, which means through the walls in the animation. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes, and compare the six possible orders.
 
 
 # %% exercise="14.3"
@@ -418,7 +416,7 @@ for name in RUNS:
 viz.table(rows, title="what a rank sends per step")
 
 # %% [markdown]
-# For GPT-2, the popular order sends the fewest bytes between machines. In the first run of Llama 3 8B, dp sends 12 times as many bytes as pp, so dp gets the faster links. With a small batch, dp sends even more than tp, because each replica processes so few tokens. In the last run, a tp group doesn't fit on a single machine anyway, so it's cheaper to give the fast links to dp.
+# For GPT-2, the popular order sends the fewest bytes between machines. In the first run of Llama 3 8B, dp sends 12 times as many bytes as pp, so dp should get the faster links. With a small batch, each replica processes so few tokens that dp sends even more than tp. In the last run, a tp group doesn't fit on a single machine anyway, so it's cheaper to give the fast links to dp.
 #
 # **Predict.** If $h = 8192$ and there are 8 tensor-parallel ranks, below how many tokens *per replica* does dp send more than tp?
 
@@ -426,7 +424,7 @@ viz.table(rows, title="what a rank sends per step")
 predict("14.d", tokens=3072)
 
 # %% [markdown]
-# So the popular order isn't a law. But bytes aren't everything. It often pays to give tp the fastest links, because many of its messages can't be hidden, while dp's messages can be hidden behind the backward pass.
+# So the popular order isn't a law. But bytes aren't everything. It often pays to give tp the fastest links, because many of its messages can't be hidden, while the backward pass can hide dp's messages.
 #
 # ## Break it: a group that only its members make
 #
@@ -445,11 +443,11 @@ with show_failure():
     launch(made_by_members_only, 4)
 
 # %% [markdown]
-# PyTorch derives a group's name from the number of groups that a rank has created so far. Ranks 0 and 3 have created one more group than ranks 1 and 2, so the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line, even though nothing is wrong with that line. By default, all ranks have to call `new_group` for all groups in the same order.
+# Ranks 0 and 3 have created one more group than ranks 1 and 2, and PyTorch derives a group's name from this number. So the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line that has nothing wrong with it. By default, all ranks have to call `new_group` for all groups in the same order.
 #
 # ## Fix it: a norm that depends on tp
 #
-# Large training runs clip the gradient: if the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL computes this norm. Apart from the pipeline, its code does the same as the function below (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this):
+# Large training runs clip the gradient. If the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL computes this norm. Apart from the pipeline, the function below does the same as NeMo RL's code (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this).
 
 
 # %%
@@ -491,7 +489,7 @@ def norms(norm_function):
 norms(as_shipped)
 
 # %% [markdown]
-# The gradient is the same in all three runs, but the computed norm grows with `tp`. So the more tensor-parallel ranks you use, the more your gradient is clipped.
+# The gradient is the same in all three runs, but the computed norm grows with `tp`. So with more tensor-parallel ranks, the gradient gets clipped more.
 #
 # **Predict.** Suppose there are four tensor-parallel ranks. On each of them, the squared gradients of the sharded parameters add up to 12, and the squared gradients of the replicated parameters add up to 4. What's the correct *square* of the norm? What does `as_shipped` compute instead?
 
@@ -547,7 +545,7 @@ norms(gradient_norm)
 # %% [markdown]
 # ## Eight processes, one curve
 #
-# Now eight processes train a GPT as two replicas of two pipeline stages, and each layer is split across two ranks. For comparison, a single process trains the same GPT.
+# Now let's put everything together. Eight processes train a GPT as two replicas of two pipeline stages, and each layer is split across two ranks. For comparison, a single process trains the same GPT.
 
 # %%
 LIMIT, LR = 0.5, 1e-2
@@ -597,11 +595,11 @@ viz.curves(
 )
 
 # %% [markdown]
-# The two curves look like a single one, because all the losses agree. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
+# You can see only one curve, because all the losses agree. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
 #
 # ## Break it: change the order of the axes
 #
-# Suppose these eight processes run on two machines with four GPUs each. In that case, only the groups of the outermost axis are spread over both machines, so the outermost axis should be the one that sends the fewest bytes. Each replica has 96 tokens, $h = 48$, and each stage has a single layer.
+# Suppose these eight processes run on two machines with four GPUs each. Then only the groups of the outermost axis are spread over both machines, so this axis should be the one that sends the fewest bytes. Each replica has 96 tokens, $h = 48$, and each stage has a single layer.
 #
 # **Predict.** Which axis should be the outermost one in this run? (Write "tp", "pp", or "dp".)
 

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 15 · Capstone: train a GPT
 #
-# In the last chapter, everything you've written comes together. In three minutes, a GPT made of your own code will be training on two ranks, and soon after that, you'll pull the plug in the middle of a step. By the end of this chapter, you'll be able to kill a run three times and still get the same losses, bit for bit, as if nobody had touched it. You'll also know which machines to rent for a larger run.
+# In this last chapter, a GPT made of your own code trains on two ranks, and you pull the plug in the middle of a step. By the end, you'll be able to kill a run three times and still get exactly the losses of a run that was never stopped, bit for bit. You'll also choose machines for a larger run.
 #
 # You need chapters 10, 12, and 14. About 75 minutes.
 
@@ -36,9 +36,9 @@ from tplab.sequence import allreduce_sequence_parallel_gradients
 # %% [markdown]
 # ## Run it
 #
-# The layers of this GPT come from your library. If your library doesn't have a layer yet, the course's solution takes its place. The training loop around the model has about 20 lines, and by the end of this chapter, it will be part of your own `train.py`.
+# The layers of this GPT come from your library. If your library doesn't have a layer yet, the course's solution takes its place.
 #
-# The loop calls four functions. They save a checkpoint, find the newest checkpoint, choose the data, and take a training step. For now, the loop uses the functions in `NAIVE`, which are what most of us would have written first. You'll replace them one by one.
+# The training loop has about 20 lines, and it calls four functions. They save a checkpoint, find the newest checkpoint, choose the data, and take a training step. `NAIVE` contains these functions as most of us would write them at first. You'll replace them one by one.
 #
 # Let's train on the source code of Python's standard library, using two ranks.
 
@@ -50,13 +50,13 @@ launch(train_own, 2, args=(RUN, answers, NAIVE))
 viz.curves({"your GPT, on two ranks": list(losses_of(RUN).values())}, title="60 steps")
 
 # %% [markdown]
-# It learns! The poster below shows the model that you've just trained. For each block, it tells you where the code comes from and which all-reduces the block needs for one micro-batch, as recorded on two real ranks.
+# It learns! For each block of your model, the poster below shows where the code comes from and which all-reduces the block needs for one micro-batch.
 
 # %%
 poster(RUN, answers)
 
 # %% [markdown]
-# After 60 steps, the model writes the text below. You wouldn't want to run this code, but how did the model find out about line breaks and brackets?
+# After 60 steps, the model writes this text. It's far from being Python, but it already has line breaks and indentation.
 
 # %%
 print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir())))[0])
@@ -64,9 +64,9 @@ print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir()
 # %% [markdown]
 # ## Pull the plug
 #
-# Your run saved a checkpoint after every fifth step. Let's start a second run with the same settings and kill rank 1 in the middle of step 18. We use a signal that a process can neither catch nor ignore, which is as close to a power failure as we can get.
+# Your run saved a checkpoint after every fifth step. Now let's start a second run with the same settings and kill rank 1 in the middle of step 18. We use a signal that no process can catch or ignore, so this is as close to a power failure as we can get.
 #
-# **Predict.** If we start the killed run again, after which step does it continue? How many finished steps have to be computed a second time?
+# **Predict.** Suppose we start the killed run again. After which step does it continue? How many finished steps does it have to compute a second time?
 
 # %% predict="15.a"
 predict("15.a", continues_after=15, steps_again=2)
@@ -84,9 +84,9 @@ def pull_the_plug(settings, functions, step, saving=False):
 pull_the_plug(KILLED, NAIVE, step=18)  # try other steps, too
 
 # %% [markdown]
-# Rank 1 is dead, and the report shows the line in which rank 0 is waiting for it. The newest checkpoint was saved after step 15, so the run can continue from there.
+# Rank 1 is dead, and the report shows the line in which rank 0 is waiting for it. The run can continue from its newest checkpoint, which was saved after step 15.
 #
-# But a power failure doesn't wait for a convenient moment. Let's start the run again, so that it continues after step 15. This time, we kill rank 1 while it's *writing* the checkpoint of step 20. Then we try to start the run once more.
+# But a power failure doesn't wait for a convenient moment. Let's start the run again and kill rank 1 while it's *writing* the checkpoint of step 20. Then we start the run once more.
 
 # %%
 pull_the_plug(KILLED, NAIVE, step=20, saving=True)
@@ -94,12 +94,14 @@ with show_failure():
     launch(train_own, 2, args=(KILLED, answers, NAIVE))
 
 # %% [markdown]
-# The naive function picks the folder with the highest number. But the checkpoint in this folder is only half written, so now the run doesn't start at all. In January 2025, the same problem was reported for the Trainer from Hugging Face. A job that had been killed during a save couldn't resume until somebody deleted the incomplete folder by hand (transformers issues 35525 and 35782).
+# Now the run doesn't start at all. The naive function picks the folder with the highest number, but the checkpoint in this folder is only half written. (In January 2025, users of Hugging Face's Trainer ran into the same problem. See transformers issues 35525 and 35782.)
 #
-# An operation is called **atomic** if it happens either completely or not at all. Renaming a folder is atomic, so you can write a checkpoint under a temporary name and rename the folder once the checkpoint is complete. Deleting a folder isn't atomic, because the files disappear one by one. So how could you delete an old checkpoint safely?
+# An operation is called **atomic** if it happens either completely or not at all. Renaming a folder is atomic, so you can write a checkpoint under a temporary name and rename the folder once all of its files are complete. Deleting a folder isn't atomic, because its files disappear one by one. So how can you delete an old checkpoint safely?
 
 # %% [markdown] task="15.1" title="A checkpoint that's whole or not there" difficulty=3 minutes=15
-# Write a function that saves a checkpoint and a function that finds the newest one. The checkpoint of step 100 is a folder called `step-000100` inside `folder`. (The number in the name has at least six digits.) All ranks of `group` call `save_checkpoint`. Each rank has to call `write(path)`, which writes this rank's files into the folder `path`. This folder must already exist.
+# Write a function that saves a checkpoint and a function that finds the newest one. The checkpoint of step 100 is a folder called `step-000100` inside `folder`. (The number has at least six digits.)
+#
+# All ranks of `group` call `save_checkpoint`. Its argument `write` is a function that writes the calling rank's files into a folder. You choose this folder and pass it to `write`, and it has to exist already. Every rank has to call `write`.
 #
 # - **Anything that's named like a checkpoint has to be complete at all times.** The check kills all ranks before each disk operation and in the middle of each file.
 #
@@ -107,11 +109,11 @@ with show_failure():
 #
 # - After each save, only the `keep` newest checkpoints should be left, and everything that killed saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folder `drawings.saving`.
 #
-# - If there's already a checkpoint of this step, leave it alone, and raise a `ValueError` on every rank. The error message should name the step.
+# - If there's already a checkpoint of this step, leave it alone, and raise a `ValueError` that names the step on every rank.
 #
-# - `newest_checkpoint(folder)` returns the path of the newest complete checkpoint, or `None` if there isn't one. You can't rely on the modification times of files and folders.
+# - `newest_checkpoint(folder)` returns the path of the newest complete checkpoint, or `None` if there isn't one. You can't rely on modification times.
 #
-# From `torch.distributed`, you only need `dist.get_rank(group)` and `dist.barrier(group)`. A barrier returns as soon as every rank of the group has called it. For the rest, you can use `path.mkdir`, `path.rename`, `folder.glob`, and `shutil.rmtree`.
+# You only need `dist.get_rank(group)`, `dist.barrier(group)`, `path.mkdir`, `path.rename`, `folder.glob`, and `shutil.rmtree`. A barrier returns as soon as every rank of the group has called it.
 
 
 # %% exercise="15.1"
@@ -131,7 +133,7 @@ def newest_checkpoint(folder):
 
 
 def save_checkpoint(folder, step, write, keep, group=None):
-    """Save the checkpoint of a step with `write(path)`, and keep only the `keep` newest checkpoints."""
+    """Save the checkpoint of a step, whose files come from `write`, and keep only the `keep` newest checkpoints."""
     path = folder / f"step-{step:06d}"
     unfinished = folder / f"step-{step:06d}.saving"
     ### BEGIN SOLUTION
@@ -163,7 +165,7 @@ def save_checkpoint(folder, step, write, keep, group=None):
 check("15.1", save_checkpoint, newest_checkpoint)
 
 # %% [markdown]
-# Let's repeat the accident with your functions. This time, the incomplete folder isn't named like a checkpoint:
+# Let's repeat the accident with your functions.
 
 # %%
 SAVED = replace(NAIVE, save_checkpoint=save_checkpoint, newest_checkpoint=newest_checkpoint)
@@ -171,11 +173,13 @@ shutil.rmtree(KILLED.folder)
 pull_the_plug(KILLED, SAVED, step=20, saving=True)
 
 # %% [markdown]
-# Now the worst that can happen is that you lose the steps since the last checkpoint. That matters on large clusters. When Llama 3 405B was trained on 16,384 GPUs, there were 419 unexpected interruptions in 54 days, which is about one interruption every three hours (Dubey et al. 2024, section 3.3.4).
+# This time, the incomplete folder isn't named like a checkpoint, so the run can continue from the checkpoint before it. All you lose is the steps since then.
+#
+# On large clusters, that happens all the time. When Llama 3 405B was trained on 16,384 GPUs, there were 419 unexpected interruptions in 54 days, which is about one every three hours (Dubey et al. 2024, section 3.3.4).
 #
 # ## The loss is too good
 #
-# Let's start the killed run again, so that it continues after step 15. We'll pull the plug two more times, in steps 33 and 48, and then we let the run train to the end.
+# Let's start the killed run again. It continues after step 15, and we'll pull the plug two more times, in steps 33 and 48. Then we'll let the run train to the end.
 
 # %%
 for step in (33, 48):
@@ -191,22 +195,24 @@ def next_to_each_other(killed, title):
 next_to_each_other(KILLED, "plug pulled in steps 20, 33, and 48")
 
 # %% [markdown]
-# How can the killed run have a *lower* loss than the run that was never stopped? That's the kind of good news that should worry you.
+# The killed run has a *lower* loss than the run that was never stopped. That's the kind of good news that should worry you.
 #
-# **Predict.** In each process, a shuffling loader chooses the data, and it remembers its position for as long as the process lives. After the last restart, the run continues with step 46. In which step did the model see the text of step 46 for the first time? How many times has the model trained on this text by the end of step 46?
+# **Predict.** In each process, a loader chooses the data. It shuffles the text, and it remembers its position for as long as the process lives. After the last restart, the run continues with step 46. In which step did the model see the text of step 46 for the first time? How many times has the model trained on this text by the end of step 46?
 
 # %% predict="15.b"
 predict("15.b", first_seen_in=1, times=4)
 
 # %% [markdown]
-# So after a restart, the loader should skip the text that the model has already seen. But even that can go wrong. In Hugging Face's accelerate, a resumed loader skipped the right number of batches but started to count the epochs from 0 again. So no matter which epoch the run had reached, the loader shuffled the data in the order of epoch 0. The model saw parts of the text twice in the same epoch and other parts not at all. You'd only notice this if you compared the run with one that was never stopped (accelerate pull request 4071, June 2026).
+# So after a restart, the loader should skip the text that the model has already seen. But even that can go wrong. When a run resumed with Hugging Face's accelerate, the loader skipped the right number of batches but counted the epochs from 0 again. (An epoch is one pass over the whole text.) No matter which epoch the run had reached, the loader used the order of epoch 0. So in the epoch of the restart, the model saw some parts of the text twice and other parts not at all. You'd only notice this if you compared the run with one that was never stopped (accelerate pull request 4071, June 2026).
 #
-# There's a much simpler way. Who says that a loader needs to remember anything? Every checkpoint contains the number of finished steps, and the choice of the data can be a **function of this number**.
+# There's a much simpler way, because the loader doesn't have to remember anything. Every checkpoint contains the number of finished steps, and the choice of the data can be a **function of this number**.
 
 # %% [markdown] task="15.2" title="Fix it: the same data twice" difficulty=2 minutes=12
-# The text is divided into `windows` sequences of the same length. We call these sequences windows and number them from 0. Return the windows that this replica should train on in the step after `done` finished steps. The code below makes the same mistake as accelerate's loader, and in addition, each replica shuffles the windows in its own order. What may the order of the windows depend on, and what must it not depend on?
+# The text is divided into `windows` sequences of the same length. We call these sequences windows and number them from 0. Return the windows that this replica should train on in the step after `done` finished steps.
 #
-# - In each epoch, every window comes exactly once, in a new random order that depends on `seed` and the epoch. If two runs have different seeds, none of the first 10,000 epochs of one run may have the same order as one of the other run. (If you used `seed + epoch`, some epochs would have the same order.)
+# The code below makes the same mistake as accelerate's loader. It also makes a second mistake, because each replica shuffles the windows in its own order. What may the order of the windows depend on, and what must it not depend on?
+#
+# - In each epoch, every window comes exactly once, in a new random order that depends on `seed` and the epoch. Runs with different seeds mustn't have any order in common in their first 10,000 epochs. (With `seed + epoch`, epoch 1 of seed 0 would have the same order as epoch 0 of seed 1.)
 #
 # - `batch_size` is never larger than `windows`, but `windows` isn't always a multiple of `batch_size`. So a batch may contain the end of one epoch and the beginning of the next.
 #
@@ -245,7 +251,7 @@ def own_windows(done, seed, windows, batch_size, replica, replicas):
 check("15.2", own_windows)
 
 # %% [markdown]
-# The learning rate is a function of the step as well, and it's already part of the loop. While the weights are still random, large steps would do more harm than good, so the learning rate rises from almost zero in a straight line. After this warm-up, it falls along half of a cosine curve.
+# The learning rate is a function of the step as well, and the loop already takes care of that. While the weights are still random, large steps would do more harm than good, so the learning rate rises from almost zero in a straight line. After this warm-up, the learning rate falls along half of a cosine curve.
 
 # %%
 from tplab.capstone.loop import learning_rate
@@ -255,12 +261,12 @@ viz.curves({"learning rate": [learning_rate(step, RUN) for step in range(1, RUN.
 # %% [markdown]
 # ## More ranks
 #
-# What if you get four GPUs tomorrow, or only one? You can load a checkpoint on any number of ranks, because it records how each tensor is split. What's still missing is a training step that can handle replicas and micro-batches. In this step, you'll meet all the sums of this course again.
+# What if you get four GPUs tomorrow, or only one? Your checkpoints are ready for that. A checkpoint records how each tensor is split, so any number of ranks can load it. But the naive training step can't handle replicas and micro-batches. In your own training step, you'll meet all the sums of this course again.
 #
-# One warning: Adam hides your mistakes here. It divides each gradient by its typical size, so if you forget a factor of $1/m$, the weights still change by almost the same amount. That's why the check uses plain SGD.
+# Adam would hide your mistakes here. It divides each gradient by its typical size, so if you forget a factor of $1/m$, the weights still change by almost the same amount. That's why the check uses plain SGD.
 
 # %% [markdown] task="15.3" title="A training step" difficulty=4 minutes=15
-# Take one training step on this replica's micro-batches. Afterwards, the weights should be the same as if a single process had trained on all the sequences of this step. What do you have to average, what do you have to sum, and over which groups? What has to come last?
+# Take one training step on this replica's micro-batches. After the step, the weights should be the same as if a single process had trained on all the sequences of all replicas. What do you have to average, what do you have to sum, and over which groups? What has to come last?
 #
 # - `model(x, y)` returns the mean loss of a micro-batch, which is the same on all ranks of the `tp` group. All micro-batches have the same size, and all replicas have the same number of micro-batches.
 #
@@ -306,7 +312,7 @@ def training_step(model, optimizer, micro_batches, mesh, max_norm):
 check("15.3", training_step)
 
 # %% [markdown]
-# Now all four functions are yours! Let's use them to train the same model on four different grids of ranks.
+# Now all four functions are yours! Let's train the same model with them on four different grids of ranks.
 
 # %%
 MINE = replace(SAVED, own_windows=own_windows, training_step=training_step)
@@ -327,11 +333,11 @@ viz.table(
 )  # fmt: skip
 
 # %% [markdown]
-# You've trained with four different layouts, and the losses are the same! The tiny differences come from rounding, because the result of a sum in float32 depends on the order in which you add its terms.
+# You've trained with four different layouts, and the losses are the same! The tiny differences come from rounding, because a sum in float32 depends on the order in which you add its terms.
 #
 # ## Rent some machines
 #
-# So which layout should you choose? On your laptop, it hardly matters. But if you train a larger model, the layout decides how many weeks you have to pay for. The table below shows three training jobs, all of which run on machines with eight H100 GPUs. The model with 70 billion parameters is Llama 3, and the model with 175 billion parameters is GPT-3.
+# Which layout should you choose? On your laptop, it hardly matters. But if you train a larger model, the layout decides how many weeks you have to pay for. The table below shows three training jobs on machines with eight H100 GPUs each. The model with 70 billion parameters is Llama 3, and the model with 175 billion parameters is GPT-3.
 
 # %%
 from tplab.cluster.jobs import JOBS
@@ -345,7 +351,7 @@ viz.table(
 )  # fmt: skip
 
 # %% [markdown]
-# If a model doesn't fit into memory, you can recompute activations in the backward pass instead of storing them. But then there are two ways to measure how well you're using your GPUs. **Model FLOPs utilization** (MFU) only counts the operations that the model needs, as a share of what the GPUs could have done in the same time. **Hardware FLOPs utilization** (HFU) counts all operations, including the recomputed ones.
+# If a model doesn't fit into memory, you can recompute activations in the backward pass instead of storing them. But then there are two ways to measure how well you use your GPUs. Each of them divides a number of operations by what the GPUs could have done in the same time. **Model FLOPs utilization** (MFU) only counts the operations that the model needs. **Hardware FLOPs utilization** (HFU) counts all operations, including the recomputed ones.
 #
 # **Predict.** The smallest model easily fits into memory, but suppose you recompute all of its layers anyway. Which of the two utilizations rises, "MFU" or "HFU"? Does the number of tokens per second "rise" or "fall"?
 
@@ -353,13 +359,13 @@ viz.table(
 predict("15.c", rises="HFU", tokens_per_second="fall")
 
 # %% [markdown] task="15.4" title="Rent some machines" difficulty=2 minutes=10
-# For each job, return a tuple that contains `tp`, `pp`, `dp`, the micro-batch size, and what you recompute ("nothing", "attention", or "layers"). You win if your layout fits into memory and a step takes at most 5 % longer than with the best layout. The course's cost model is the judge.
+# For each job, return a tuple that contains `tp`, `pp`, `dp`, the micro-batch size, and what you recompute ("nothing", "attention", or "layers"). You win if your layout fits into memory and a step takes at most 5 % longer than with the best layout. The course's cost model predicts how long each step takes.
 #
 # - You have to use all the GPUs. `tp` has to divide the number of heads, and `dp` times the micro-batch size has to divide the number of sequences per step.
 #
 # - Each GPU has 80 GB of memory, and a tenth of it has to stay free. The first two models use FlashAttention, so you don't save any memory if you recompute "attention".
 #
-# Just make a guess, and the check will tell you what's wrong with your layout. Chapter 14 explains how to improve a layout.
+# Start with a guess, and the check will tell you what's wrong with your layout. Chapter 14 explains how to improve a layout.
 
 
 # %% exercise="15.4"
@@ -395,11 +401,11 @@ for name, job in JOBS.items():
 viz.table(rows, title="your layouts, as they are and with all layers recomputed")
 
 # %% [markdown]
-# If you recompute all layers, each job processes fewer tokens per second. But in two of the three jobs, the HFU gets *better*. So if somebody tells you how well they use their GPUs, ask whether they mean the MFU or the HFU. (Llama 3's layers are split across eight ranks, so the recomputation also has to send all the messages of the forward pass a second time.)
+# With all layers recomputed, each job processes fewer tokens per second. But for some of the jobs, the HFU gets *better*. So if somebody tells you how well they use their GPUs, ask whether they mean the MFU or the HFU.
 #
 # ## Never stopped, killed, and on one rank
 #
-# It's time for the final test, and now all four functions are yours. The first run is never stopped. In the second run, we pull the plug three times, including once in the middle of a save. After the third time, we also copy the folder of the second run, and a single rank continues the run in this copy, as if the other machine had burned down.
+# It's time for the final test. One run is never stopped. We kill a second run three times, including once in the middle of a save, and start it again each time. After the third time, we also pretend that one of the two machines has burned down, so a single rank has to continue the run. (It works in a copy of the run's folder.)
 
 # %%
 whole = replace(RUN, folder=f"{HOME.name}/whole")
@@ -426,7 +432,7 @@ viz.table(
 # %% [markdown]
 # ## Killed three times, and not a single bit is different.
 #
-# You didn't have to save anything about the data or the learning rate, because both of them are functions of the step.
+# You didn't have to save anything about the data or the learning rate, because both of them are functions of the step. Even a single rank can continue the run, and its losses agree with the others except for rounding.
 
 # %%
 symptoms(15)
@@ -434,7 +440,7 @@ symptoms(15)
 # %% [markdown]
 # ## What you built
 #
-# Next to your library, there's now a script called `train.py`. It runs the loop from this chapter with your layers and your functions, and it only needs your library and PyTorch. It's all yours, so take it to any machine with GPUs.
+# Next to your library, there's now a script called `train.py`. It runs the loop from this chapter with your layers and your functions, and it only needs your library and PyTorch. Take it to any machine with GPUs! `python train.py --help` lists all of its settings.
 
 # %%
 from tplab.course import library

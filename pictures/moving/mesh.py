@@ -153,11 +153,12 @@ def _count_up(made: Movie, sent: list, total: dict[str, int]) -> None:
 def _tell(made: Movie, total: dict[str, int]) -> None:
     told = {
         0.0: "Each machine is a replica. Ranks of the same color have the same weights.",
-        2.2: "tp: neighbors split the matrices, so they talk all the time.",
-        4.2: "pp: the upper stage sends activations down, and gets gradients back.",
-        5.8: "dp: at the end, the replicas add up their gradients.",
+        1.8: "tp: neighbors split the matrices, so they talk all the time.",
+        3.4: "pp: the upper stage sends activations down, and the lower stage sends gradients up.",
+        5.4: "dp: at the end, the replicas add up their gradients.",
         END + 0.4: "Only the messages of dp have passed through the wall.",
         TURN: "Now turn the mesh: tp becomes the outermost axis.",
-        10.4: "Same loss, but now it's tp that has to pass through the wall.",
+        10.4: "The loss is the same, but now all messages of tp pass through the wall.",
     }
-    made.tell(told, {0.5: 0.0, 3.9: 2.2, 5.7: 4.2, 8.6: END + 0.4, SECONDS: 10.4}, 12, 26, top=TOP - 10)
+    stills = {0.5: 0.0, 2.88: 1.8, 3.65: 3.4, 7.24: 5.4, 8.6: END + 0.4, SECONDS: 10.4}  # times: captions
+    made.tell(told, stills, 12, 26, top=TOP - 10)

@@ -212,6 +212,8 @@ RIGHT = [
     RightAnswer("13.3", "doesn't use the answer to 13.2", ALL_BY_ITSELF),
     RightAnswer("13.4", "waits by itself, and for the backend's request only once", changed("13.4", ("        self.wait()  # until then, the buffer belongs to the previous message\n", "        if self.work:\n            self.work.wait()\n            self.work = None\n"))),
     RightAnswer("15.2", "an order that happens to be that of the text", "import random\n\n\n" + changed("15.2", ("generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)", "generator = random.Random(99_991 * seed + epoch)"), ("torch.randperm(windows, generator=generator).tolist()", "generator.sample(range(windows), windows)")), 110),
+    RightAnswer("15.1", "removes its folder if write fails", changed("15.1", ("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except BaseException:\n        if dist.get_rank(group) == 0:\n            shutil.rmtree(unfinished)\n        raise\n"))),
+    RightAnswer("15.2", "every replica takes every n-th window of the batch", changed("15.2", ("range(first, first + each)", "range(done * batch_size + replica, (done + 1) * batch_size, replicas)"))),
     RightAnswer("15.3", "adds up the losses in float32", changed("15.3", ("dtype=torch.float64, device=device()", "device=device()"))),
     RightAnswer("15.2", "a hash of two numbers, which is the same in each process", changed("15.2", ("manual_seed(1_000_003 * seed + epoch)", "manual_seed(abs(hash((seed, epoch))))"))),
 ]  # fmt: skip

@@ -65,12 +65,17 @@ def name_cell(file: str, name: str) -> None:
 
 
 def cell_of(file: str) -> str | None:
-    """Return the name of the cell that IPython compiled as `file`, such as "cell [7]", or None for any other file."""
+    """Return the name of the cell that IPython compiled as `file`, such as "cell [7]", or None for any other file.
+
+    A rank doesn't know the notebook's cells, so this returns None there, and the notebook names the cell later.
+    """
     if not re.fullmatch(_CELL_FILE, file):
         return None
     if _cell_names:
         return _cell_names.get(file, "another cell")
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None:
+        return None
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return f"cell [{numbers[file]}]" if file in numbers else "cell [?]"
 
@@ -82,7 +87,8 @@ def name_cells_in(text: str) -> str:
     """Replace the file names that IPython gives to cells, as in warnings and syntax errors, with the cells' names."""
     if "ipykernel_" not in text:  # this is the usual case, and the text may be long
         return text
-    return re.sub(rf'File "({_CELL_FILE})"|({_CELL_FILE})', lambda found: cell_of(found[1] or found[2]) or "", text)
+    pattern = rf'File "({_CELL_FILE})"|({_CELL_FILE})'
+    return re.sub(pattern, lambda found: cell_of(found[1] or found[2]) or found[0], text)
 
 
 def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:

@@ -52,7 +52,7 @@ def run_order(backward_order: Any, call: Call) -> Seen:
     else:
         seen = {COMPLETE: Claim(""), RECEIVED: Claim("")}
     if any(seen.values()):
-        return one(seen | dict.fromkeys((POSSIBLE, *FASTEST), NotRun("the list isn't complete")))
+        return one(seen | dict.fromkeys((POSSIBLE, *FASTEST), NotRun("something above is wrong")))
     try:
         timing = play(mlp_backward(order))
     except OrderError as error:

@@ -227,5 +227,5 @@ exercise(
             },
         )
     ],
-    passed="All messages travel at the same time, and each buffer is divided only after its own sum has arrived.",
+    passed="All messages travel at the same time, and no buffer is touched while its message is on the way.",
 )  # fmt: skip

@@ -42,9 +42,9 @@ BATCH, HIDDEN = 3, 5
 IN_ORDER = "the stage's work follows the list"
 KEPT = "nothing stays behind when a micro-batch leaves the shelf"
 UNWAITED = "every message was waited for"
-PAIR = "forward_stage returns a message and what B needs"
+PAIR = "forward_stage returns a message and what backward_stage needs"
 PLAIN = "a message has no graph"
-SENT_BACK = "B returns a gradient for the previous stage"
+SENT_BACK = "backward_stage returns a gradient for the previous stage"
 EARLIER = 0.5  # the value of each element of an earlier gradient
 
 Lists = Sequence[Sequence[tuple[str, int]]]  # for each rank, the (kind, micro-batch) of its actions

@@ -26,7 +26,7 @@ from tplab.course.exercises.ch15.turns import Group, Stuck, take_turns
 
 FOUND = "newest_checkpoint finds the newest one"
 A_PATH = "newest_checkpoint returns a Path"
-BY_NUMBER = "newest_checkpoint compares numbers"
+BY_NUMBER = "a step's number may have more than six digits"
 COMPLETE = "what's named like a checkpoint is complete"
 DELETED = "a checkpoint loses its name before its files"
 NOT_LOST = "there's always a checkpoint"
@@ -77,6 +77,8 @@ class Writer:
             self.too_early = f"{name_of(self.step)} is there before rank {self.rank()} has written its files"
         if not path.is_dir():
             self.not_empty = f"{path.name} isn't there when rank {self.rank()} wants to write"
+            if self.fails:  # a rank whose own `write` failed may have removed the folder
+                raise FileNotFoundError(FULL_DISK)
             return
         others = [entry.name for entry in path.iterdir() if entry.name.partition("-")[0] not in FILES]
         stale = [entry.name for entry in path.iterdir() if entry.name in mine]
@@ -203,7 +205,8 @@ def without_kills(folder: Folder) -> dict[str, str]:
         if place == 0 and folder.path.is_dir():
             add_others(folder.path)
         said[COMPLETE] = folder.damaged()
-        said[KEPT] = folder.not_kept(steps[max(0, place + 1 - KEEP) : place + 1])
+        kept = BY_NUMBER if step >= 10**6 else KEPT  # the earlier saves have kept the right ones
+        said[kept] = folder.not_kept(steps[max(0, place + 1 - KEEP) : place + 1])
         said |= {} if any(said.values()) else folder.not_newest(step)
         gone = [name for name in (*NOTES, f"{DRAWINGS}/loss.svg") if not (folder.path / name).exists()]
         said[OTHERS] = f"{gone[0]} is gone after saving step {step}" if gone else ""

@@ -22,6 +22,7 @@ FORM = "own_windows returns a list of ints"
 COUNT = "number of windows per replica"
 COMPLETE = "every step has a complete batch"
 RANGE = "all of these windows exist"
+ONCE = "a batch within an epoch contains no window twice"
 EPOCH = "each window comes once per epoch"
 SAME = "all replicas together get what a single one would"
 PURE = "the same arguments give the same windows"
@@ -184,7 +185,10 @@ def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list
         return found
     if len(ranks) > 1:
         found[SAME] = unlike(together, alone)
-    found[EPOCH] = not_once(case, together)
+        found[EPOCH] = not_once(case, together)
+    else:
+        found[ONCE] = twice(case, together)
+        found[EPOCH] = "" if found[ONCE] else not_once(case, together)
     if any(found.values()):
         return found
     whole = together[: case.windows // case.batch]
@@ -257,6 +261,16 @@ def unlike(together: list[Batch], alone: list[Batch]) -> str:
         if sorted(batch) != sorted(right):
             doubled = sorted(w for w, count in (Counter(batch) - Counter(right)).items() if count)
             return f"in step {step}, window {doubled[0]} is one too many: {sorted(batch)} instead of {sorted(right)}"
+    return ""
+
+
+def twice(case: Case, together: list[Batch]) -> str:
+    """Describe a batch that contains a window twice although all of it belongs to the same epoch, or return ""."""
+    for step, batch in enumerate(together):
+        first = step * case.batch
+        window, count = Counter(batch).most_common(1)[0]
+        if count > 1 and first // case.windows == (first + case.batch - 1) // case.windows:
+            return f"in step {step}, window {window} comes {count} times"
     return ""
 
 

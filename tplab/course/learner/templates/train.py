@@ -15,6 +15,7 @@ import argparse
 import math
 import os
 import sys
+import threading
 import time
 from dataclasses import dataclass, fields
 from functools import partial
@@ -33,36 +34,76 @@ from torch.distributed.device_mesh import init_device_mesh
 
 @dataclass
 class Settings:
-    text: str = ""  # a file or folder; "" means the source code of Python's standard library
-    megabytes: float = 8.0  # how much text to read at most
-    tp: int = 0  # ranks that share one replica of the model; 0 means all of them
+    text: str = ""
+    megabytes: float = 8.0
+    tp: int = 0
     num_layers: int = 4
     hidden_size: int = 192
     num_heads: int = 8
     seq_length: int = 128
-    precision: str = "float32"  # or bfloat16, for the matmuls
+    precision: str = "float32"
     steps: int = 300
-    batch_size: int = 16  # sequences per step, over all replicas
-    micro_batches: int = 1  # micro-batches that each replica splits its sequences into
-    learning_rate: float = 2e-3  # the highest one, after the warm-up
+    batch_size: int = 16
+    micro_batches: int = 1
+    learning_rate: float = 2e-3
     min_learning_rate: float = 2e-4
     warmup_steps: int = 30
     weight_decay: float = 0.1
     max_norm: float = 1.0
     seed: int = 0
-    folder: str = "trained"  # where checkpoints and the log go
+    folder: str = "trained"
     log_every: int = 10
     save_every: int = 100
-    keep: int = 2  # checkpoints
+    keep: int = 2
     prompt: str = "def "
-    sample: int = 200  # bytes to generate at the end
+    sample: int = 200
+
+
+HELP = {
+    "text": "file or folder to train on, or nothing for the source code of Python's standard library",
+    "megabytes": "how much text to read at most",
+    "tp": "number of ranks that share one replica of the model, or 0 for all ranks",
+    "num_layers": "number of layers",
+    "hidden_size": "size of the vector that represents a token",
+    "num_heads": "number of attention heads per layer",
+    "seq_length": "number of tokens (bytes) per sequence",
+    "precision": "dtype of the matmuls: float32 or bfloat16",
+    "steps": "number of training steps",
+    "batch_size": "number of sequences per step, over all replicas",
+    "micro_batches": "number of micro-batches per step and replica",
+    "learning_rate": "highest learning rate, which is reached after the warm-up",
+    "min_learning_rate": "learning rate at the end",
+    "warmup_steps": "number of steps in which the learning rate rises",
+    "weight_decay": "weight decay of the matrices (norms and biases have none)",
+    "max_norm": "largest gradient norm that isn't clipped",
+    "seed": "seed of the initial weights and of the order of the data",
+    "folder": "where the checkpoints and the log go",
+    "log_every": "number of steps from one printed loss to the next",
+    "save_every": "number of steps from one checkpoint to the next",
+    "keep": "number of checkpoints to keep",
+    "prompt": "beginning of the text that the model writes at the end",
+    "sample": "number of bytes that the model writes at the end",
+}
 
 
 def read_settings():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in fields(Settings):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+        name, words = f"--{field.name.replace('_', '-')}", f"{HELP[field.name]} (default: %(default)r)"
+        parser.add_argument(name, type=type(field.default), default=field.default, help=words, metavar="VALUE")
     return Settings(**vars(parser.parse_args()))
+
+
+def end_with_torchrun():
+    """End this rank as soon as torchrun is gone. If somebody kills torchrun itself, it can't end its ranks anymore."""
+    torchrun = os.getppid()
+
+    def watch():
+        while os.getppid() == torchrun:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def read_tokens(settings):
@@ -125,6 +166,7 @@ def main():
     settings = read_settings()
     if "RANK" not in os.environ:
         sys.exit("Start it with torchrun: torchrun --standalone --nproc-per-node 2 train.py")
+    end_with_torchrun()
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
@@ -143,8 +185,8 @@ def main():
     functions = Functions(newest_checkpoint, save_checkpoint, own_windows, training_step)
     if rank == 0:
         where = "one GPU each, over NCCL" if on_gpus else "the CPU, over gloo"
-        newest = newest_checkpoint(folder)
-        print(f"{world} ranks, tp={tp}, on {where}, from {newest.name if newest else 'the beginning'} on", flush=True)
+        newest, ranks = newest_checkpoint(folder), f"{world} rank{'s' * (world > 1)}"
+        print(f"{ranks}, tp={tp}, on {where}, from {newest.name if newest else 'the beginning'} on", flush=True)
     begun, done = time.perf_counter(), 0
 
     def tell(step, loss, norm):
