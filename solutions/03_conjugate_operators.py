@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from tplab import device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.tensor import mappings, shard, unshard
+from tplab.tensor import operators, shard, unshard
 
 # %% [markdown]
 # ## The smallest network that goes wrong
@@ -135,10 +135,10 @@ check("3.1", operator_table)
 
 # %% tags=["explore"]
 OPERATORS = {
-    "f": mappings.copy_to_region,
-    "g": mappings.reduce_from_region,
-    "scatter": mappings.scatter_to_region,
-    "gather": mappings.gather_from_region,
+    "f": operators.copy_to_region,
+    "g": operators.reduce_from_region,
+    "scatter": operators.scatter_to_region,
+    "gather": operators.gather_from_region,
 }
 
 
@@ -628,7 +628,7 @@ viz.table(rows)
 #
 # - **DTensor** doesn't use the names f and g, but it has equivalents of both operators. The equivalent of g is a redistribution from `Partial()` to `Replicate()`. The equivalent of f is a call to `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
 #
-# - **tplab** defines the four operators in `tplab/tensor/mappings.py`. The backward pass of each operator calls the conjugate operator, so you can even compute second derivatives. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
+# - **tplab** defines the four operators in `tplab/tensor/operators.py`. The backward pass of each operator calls the conjugate operator, so you can even compute second derivatives. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
 #   called `parallel_state`, formerly `mpu`.)
 #
 # </details>

@@ -36,5 +36,5 @@ def test_a_picture_needs_nothing_else_and_has_a_description(path) -> None:
 
 
 def test_jupyterlab_and_the_book_start_pictures_in_the_same_way() -> None:
-    look = ROOT / "tplab/course/tools/jupyter/labextensions/tplab-look/static/look.js"
+    look = ROOT / "tplab/course/commands/jupyter/labextensions/tplab-look/static/look.js"
     assert (ROOT / "docs/_static/replay.js").read_text() in look.read_text()

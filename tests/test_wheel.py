@@ -77,7 +77,7 @@ def test_start_check_hint_solution_update_and_lab_work_without_the_repository(in
     assert "2.1" in done.stdout
     assert "def shard(" in (installed.folder / "my_course" / "my_tp" / "splitting.py").read_text()
     shipped = (
-        "from tplab.course.learner.given_code import TEMPLATES; print(*sorted(p.name for p in TEMPLATES.glob('*.py')))"
+        "from tplab.course.learn.given_code import TEMPLATES; print(*sorted(p.name for p in TEMPLATES.glob('*.py')))"
     )
     assert installed.run("python", "-c", shipped).stdout.split() == ["blocks.py", "demo.py", "operators.py", "train.py"]
     done = installed.run("tplab", "check", "2")

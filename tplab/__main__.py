@@ -2,6 +2,6 @@
 
 import sys
 
-from tplab.course.tools.cli import main
+from tplab.course.commands.cli import main
 
 sys.exit(main())

@@ -72,7 +72,7 @@ def items(where: Where, gpus: int) -> list[Item]:
         tests("kernel traces, waiting ranks, compiled layers", 120, "tests/gpu/test_tools.py"),
         tests("the capstone", 180, "tests/gpu/test_capstone.py", "-k", "not another_grid"),
         tests("other tests", 90, "tests/gpu/test_updates.py", "tests/runtime", "tests/tensor", "tests/cost",
-              "tests/course/tools/test_doctor.py"),
+              "tests/course/commands/test_doctor.py"),
     ]  # fmt: skip
     if gpus > 1:  # NCCL between GPUs has never been tried either
         between = ("tests/gpu/test_layers.py", "tests/gpu/test_tools.py", "tests/gpu/test_capstone.py")

@@ -30,7 +30,7 @@ import nbformat
 from playwright.sync_api import BrowserContext, Locator, Request, sync_playwright
 
 from tests import ROOT
-from tplab.course.learner.course_files import MARKER, MEMORY
+from tplab.course.learn.course_files import MARKER, MEMORY
 
 PATIENCE = 180  # seconds for anything; the machine may be busy
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")

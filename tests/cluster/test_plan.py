@@ -18,8 +18,8 @@ from tplab.cluster.plan import (
 )
 from tplab.cost.machines import MACHINES
 from tplab.cost.step import Program, step_time
-from tplab.course.tools import cli
-from tplab.course.tools.plan import parameters
+from tplab.course.commands import cli
+from tplab.course.commands.plan import parameters
 from tplab.memory.config import PRESETS, GPTConfig, parameter_count
 from tplab.memory.memory_bill import Layout, bill
 

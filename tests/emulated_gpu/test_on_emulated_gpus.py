@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.course.learner.test_library import EXERCISES, empty_course, pass_all
+from tests.course.learn.test_library import EXERCISES, empty_course, pass_all
 from tests.emulated_gpu.build import built
 from tplab.course.notebooks.numbering import chapter_files
 

@@ -20,8 +20,8 @@ from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.tensor.mlp import ParallelMLP
+from tplab.tensor.operators import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 
 B, S, H, HEADS, FFN, VOCAB = 2, 8, 64, 8, 128, 150
 X = {"x": (B, S, H)}

@@ -29,8 +29,8 @@ from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.full_state import load_full_state_dict
-from tplab.tensor.mappings import all_gather
 from tplab.tensor.mlp import ParallelMLP
+from tplab.tensor.operators import all_gather
 from tplab.tensor.rng import dropout, seed_all
 
 B, S, SEED = 2, 8, 5

@@ -110,7 +110,7 @@ ONE_F_FOR_TWO_TEXTS = (
 
 GATHERED_CANDIDATES = (
     "    largest_of_all = largest.clone()\n",
-    "    from tplab.tensor.mappings import all_gather\n"
+    "    from tplab.tensor.operators import all_gather\n"
     "    values, tokens = (torch.stack(all_gather(each, group)) for each in (largest, start + index))  # [p, b] each\n"
     "    return tokens.gather(0, values.argmax(0)[None])[0]\n",
 )

@@ -15,8 +15,8 @@ from tplab.capstone.own_run import checkpoints_of, messages_of, sample_of
 from tplab.capstone.settings.settings import Settings
 from tplab.common import units
 from tplab.common.files import replace
-from tplab.course.learner.course_files import own_course
-from tplab.course.learner.library import modules
+from tplab.course.learn.course_files import own_course
+from tplab.course.learn.library import modules
 from tplab.course.notebooks.numbering import chapter_of
 from tplab.memory.config import parameter_count
 from tplab.runtime import launch

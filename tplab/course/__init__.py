@@ -3,10 +3,10 @@
 notebooks   build a chapter's two notebooks from its source
 checks      provide the building blocks of a check: cases, observations, comparisons, and questions
 feedback    show the learner the verdict, tracebacks, and hints after a check
-chapters    define the checks, predictions, and symptoms of each chapter
-learner     manage the learner's copies of the chapters, and the library that collects their answers
+exercises   define the checks, predictions, and symptoms of each chapter
+learn       manage the learner's copies of the chapters, and the library that collects their answers
 grade       judge the answers in a notebook, or in those of a class, by running nbval on the reference
-tools       implement the `tplab` commands
+commands    implement the `tplab` commands
 
 Notebooks call six functions:
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from tplab.course.checks.failures import show_failure
     from tplab.course.checks.predictions import predict
     from tplab.course.checks.symptoms import symptoms
-    from tplab.course.tools.mine import library
-    from tplab.course.tools.progress import progress
+    from tplab.course.commands.mine import library
+    from tplab.course.commands.progress import progress
 
 __all__ = ["check", "library", "predict", "progress", "show_failure", "symptoms"]
 
 _HOMES = {
     "check": "checks.exercises",
-    "library": "tools.mine",
+    "library": "commands.mine",
     "predict": "checks.predictions",
-    "progress": "tools.progress",
+    "progress": "commands.progress",
     "show_failure": "checks.failures",
     "symptoms": "checks.symptoms",
 }
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
     if name == "check":
         # Every chapter's first cell imports `check`. From then on, answers that pass go into the learner's library.
-        from tplab.course.learner import from_page
+        from tplab.course.learn import from_page
 
         from_page.watch(home.in_library)
     return getattr(home, name)

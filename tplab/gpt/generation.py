@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.gpt.model import ParallelGPT
-from tplab.tensor.mappings import all_gather
+from tplab.tensor.operators import all_gather
 
 
 def generate(

@@ -23,7 +23,7 @@ from tplab.sequence.regions import (
 )
 from tplab.tensor.attention import QKVParallelLinear
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.tensor.mappings import copy_to_region, reduce_from_region
+from tplab.tensor.operators import copy_to_region, reduce_from_region
 from tplab.tensor.rng import RNGTracker, dropout
 
 Matmul = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -29,7 +29,7 @@ from tplab.sequence.regions import (
     parts_and_place,
     reduce_scatter_to_sequence_region,
 )
-from tplab.tensor.mappings import all_gather
+from tplab.tensor.operators import all_gather
 from tplab.tensor.region import Region, in_autocast_dtype
 from tplab.tensor.sharding import unshard
 

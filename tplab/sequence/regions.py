@@ -26,7 +26,7 @@ Traffic: each collective in the table moves the full [b, s, h]. In a ring, each 
 Here the sequence is dimension 1, and a shard of it isn't contiguous in memory if b > 1, so each operator makes an extra
 copy. That's why Megatron uses [s, b, h].
 
-As in `tplab.tensor.mappings`, no operator writes to its input, and sums have the tensor's dtype. With several ranks,
+As in `tplab.tensor.operators`, no operator writes to its input, and sums have the tensor's dtype. With several ranks,
 results are new memory. With a single rank, or without a process group, each operator returns the input itself.
 (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2, where the
 first pair is called g and g-bar; megatron/core/tensor_parallel/mappings.py.)
@@ -41,7 +41,7 @@ from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.mappings import all_gather
+from tplab.tensor.operators import all_gather
 from tplab.tensor.sharding import divide, shard, unshard
 
 

@@ -29,8 +29,8 @@ from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.tensor.mlp import ParallelMLP, swiglu
+from tplab.tensor.operators import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.tensor.qkv import QKVParallelLinear, copies_group, heads_on_rank
 from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all

@@ -36,7 +36,7 @@ from tplab.tensor.attention_mask import attention_mask, check_masks
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
-from tplab.tensor.mappings import share_with_region
+from tplab.tensor.operators import share_with_region
 from tplab.tensor.qkv import QKVParallelLinear, heads_on_rank
 from tplab.tensor.rotary import rotary_angles, rotate
 

@@ -38,7 +38,7 @@ from tplab.tensor.group_module import group_ranks
 from tplab.tensor.id_check import IdCheck, When, integers, outside
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.linear import Device
-from tplab.tensor.mappings import gather_from_region
+from tplab.tensor.operators import gather_from_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
 from tplab.tensor.sharding import Block, ShardedModule, Sharding, check_group
 

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.mappings import all_gather
+from tplab.tensor.operators import all_gather
 from tplab.tensor.sharding import Sharding, check_group
 from tplab.tensor.wrappers import load_plain_state, plain_state
 

@@ -31,7 +31,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.tensor.initialization import InitMethod, init_linear
-from tplab.tensor.mappings import gather_from_region, scatter_to_region
+from tplab.tensor.operators import gather_from_region, scatter_to_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region
 from tplab.tensor.region import column_linear as column_linear  # re-exported for chapters of 0.1
 from tplab.tensor.sharding import ShardedModule, Sharding, divide

@@ -34,7 +34,7 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.cross_entropy import Options, Targets, forward_of_rows, gradient_of_rows, loss_of, sum_dtype
 from tplab.tensor.embedding import vocabulary
 from tplab.tensor.id_check import integers
-from tplab.tensor.mappings import needs_gradient
+from tplab.tensor.operators import needs_gradient
 from tplab.tensor.region import in_autocast_dtype
 
 

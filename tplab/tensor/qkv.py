@@ -33,7 +33,7 @@ from torch.distributed import ProcessGroup
 from tplab.collectives.subgroups import split
 from tplab.tensor.initialization import InitMethod, init_linear
 from tplab.tensor.linear import Device
-from tplab.tensor.mappings import reduce_from_region
+from tplab.tensor.operators import reduce_from_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region
 from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide
 

@@ -3,7 +3,7 @@
     x -> f, matmul -> this rank's columns                       column_linear
     this rank's term -> g -> y, the same on every rank          reduce_fresh
 
-f and g are the operators of `tplab.tensor.mappings`. Every parallel layer has a `region`, which determines how x enters
+f and g are operators of `tplab.tensor.operators`. Every parallel layer has a `region`, which determines how x enters
 the layer and how y leaves it. With `TENSOR_PARALLEL`, x and y are replicated. Chapter 12 adds `SEQUENCE_PARALLEL`, in
 which each rank has only its own tokens of x and y.
 """
@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.mappings import reduce_fresh, share_with_region
+from tplab.tensor.operators import reduce_fresh, share_with_region
 
 
 @dataclass(frozen=True)

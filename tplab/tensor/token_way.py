@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from tplab.runtime import device, launch, record
 from tplab.tensor.embedding import pad_vocab_size, parallel_logits
-from tplab.tensor.mappings import gather_from_region, reduce_from_region
+from tplab.tensor.operators import gather_from_region, reduce_from_region
 
 HIDDEN = 2
 BODY = ((0.9, -0.6), (0.5, 1.1))  # what stands for the rest of the model: y = x BODY

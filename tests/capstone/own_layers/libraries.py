@@ -8,8 +8,8 @@ from tests import ROOT
 from tests.wrong_answers import wrong_source
 from tplab.capstone.own_layers.find import Answers, find_answers
 from tplab.capstone.own_layers.link import needed
-from tplab.course.learner import library
-from tplab.course.learner.course_files import MARKER, MEMORY, Course, all_chapters
+from tplab.course.learn import library
+from tplab.course.learn.course_files import MARKER, MEMORY, Course, all_chapters
 from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.numbering import chapter_files, chapter_of, number_of
 

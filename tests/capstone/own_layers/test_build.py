@@ -14,7 +14,7 @@ from tplab.capstone.model import copy_shards
 from tplab.capstone.own_layers import build
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.training.build_model import hooks_of
-from tplab.course.learner.statements import needed_statements
+from tplab.course.learn.statements import needed_statements
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 from tplab.runtime.forkserver import fork_server
@@ -50,8 +50,8 @@ WITHOUT_F = swapped(
 # f where it is called is that of tplab, which no name of the cell leads to
 BY_ITS_MODULE = {}
 for exercise in ("4.1", "7.4"):
-    call = ("copy_to_region(x,", "mappings.copy_to_region(x,")
-    BY_ITS_MODULE |= swapped(exercise, call, before="from tplab.tensor import mappings\n")
+    call = ("copy_to_region(x,", "operators.copy_to_region(x,")
+    BY_ITS_MODULE |= swapped(exercise, call, before="from tplab.tensor import operators\n")
 
 TRIED_OUT = """
 

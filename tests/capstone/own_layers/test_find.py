@@ -12,9 +12,9 @@ from tests.capstone.a_few_steps import SMALL, variant
 from tests.capstone.own_layers.libraries import Libraries, solution
 from tplab.capstone.own_layers.find import NotReady, find_answers
 from tplab.capstone.own_layers.link import needed, used
-from tplab.course.learner import library
-from tplab.course.learner.course_files import Course, all_chapters
-from tplab.course.learner.start import start
+from tplab.course.learn import library
+from tplab.course.learn.course_files import Course, all_chapters
+from tplab.course.learn.start import start
 
 MINE = solution("5.2").replace("    def forward(", "    # as I understand it\n    def forward(")
 

@@ -166,5 +166,5 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     }
     assert cut["all-gather instead of f, reduce-scatter instead of g"] == "exercise 12.2"
     groups = used(answers.whose, variant(layers="mine", dp=2, batch_size=8))
-    assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.tensor.mappings"
+    assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.tensor.operators"
     assert all(all(isinstance(value, str) for value in row.values()) for row in groups)

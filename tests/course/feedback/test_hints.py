@@ -12,12 +12,12 @@ import pytest
 from tests.course import tiny
 from tplab.course.checks import exercises as checking
 from tplab.course.checks import trials
+from tplab.course.commands import cli, exercise_status
+from tplab.course.commands.exercise_status import ChapterStanding, Standing
 from tplab.course.feedback import hints
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks import build, source
 from tplab.course.notebooks.rewrite import fold_hints
-from tplab.course.tools import cli, exercise_status
-from tplab.course.tools.exercise_status import ChapterStanding, Standing
 
 SECOND = "Add x\nto itself:\n\n```python\nx + x\n```"
 

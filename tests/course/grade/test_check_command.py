@@ -9,10 +9,10 @@ import pytest
 from tests.course import tiny
 from tests.course.grade import in_process
 from tests.course.grade.in_process import verdicts
-from tplab.course.learner.course_files import Course
-from tplab.course.learner.start import start
+from tplab.course.commands import cli
+from tplab.course.learn.course_files import Course
+from tplab.course.learn.start import start
 from tplab.course.notebooks.kernels import DIED, STARTS, started
-from tplab.course.tools import cli
 
 COUNT = 13  # more than there are ways to spoil a notebook
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.course import tiny
+from tplab.course.commands import cli
 from tplab.course.grade import report, submissions
 from tplab.course.grade.check_notebook import Verdict
 from tplab.course.grade.many import Outcome
 from tplab.course.grade.run import Limits, Run
 from tplab.course.grade.submissions import Student, find_students
 from tplab.course.notebooks.cells import Cell
-from tplab.course.tools import cli
 
 CHAPTERS = {0: "00_why", 4: "04_linear"}
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests import ROOT
 from tests.course import tiny
-from tplab.course.learner.course_files import Course
+from tplab.course.commands import cli
+from tplab.course.commands.exercise_status import standings
+from tplab.course.learn.course_files import Course
 from tplab.course.notebooks import build
 from tplab.course.notebooks.numbering import START_NUMBER, parse_chapter
 from tplab.course.notebooks.source import read, sources
-from tplab.course.tools import cli
-from tplab.course.tools.exercise_status import standings
 
 INDEX = read(ROOT / "solutions" / "index.py")
 TEXT = "\n".join(cell.text for cell in INDEX.cells)

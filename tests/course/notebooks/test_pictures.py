@@ -9,8 +9,8 @@ import pytest
 
 from tests import ROOT
 from tests.course import tiny
-from tplab.course.learner import start
-from tplab.course.learner.course_files import Course
+from tplab.course.learn import start
+from tplab.course.learn.course_files import Course
 from tplab.course.notebooks import build
 from tplab.course.notebooks.pictures import shown_in
 from tplab.course.notebooks.rules import validate

@@ -34,7 +34,7 @@ from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.own_layers.link import check_answers, is_async, needed, whole_world
 from tplab.capstone.own_layers.trial import try_out
 from tplab.capstone.settings.settings import Settings
-from tplab.course.learner.given_code import Part
+from tplab.course.learn.given_code import Part
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device as own_device
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region

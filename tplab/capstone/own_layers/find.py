@@ -19,10 +19,10 @@ from tplab.course.feedback.verdict import names
 from tplab.course.grade.answers import is_stub, merge
 from tplab.course.grade.check_notebook import exercises_of
 from tplab.course.grade.needs import select
-from tplab.course.learner import library
-from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
-from tplab.course.learner.library_text import chapters_of, library_files
-from tplab.course.learner.passages import NotPlain, Passage, extract
+from tplab.course.learn import library
+from tplab.course.learn.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
+from tplab.course.learn.library_text import chapters_of, library_files
+from tplab.course.learn.passages import NotPlain, Passage, extract
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 

@@ -70,11 +70,11 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
     return [
         (world and not cut, "f", ["3.2"], "11.2 does its all-reduce in some of the matmuls" if overlap else ""),
         (world and not cut, "g", ["3.3"], ""),
-        (not world and not cut, "f and g", "tplab.tensor.mappings", groups),
+        (not world and not cut, "f and g", "tplab.tensor.operators", groups),
         (world and cut, "all-gather instead of f, reduce-scatter instead of g", ["12.2"], ""),
         (world and cut, "g in the loss", ["3.3"], adds),
         (not world and cut, "all-gather and reduce-scatter instead of f and g", "tplab.sequence.regions", groups),
-        (not world and cut, "g in the loss", "tplab.tensor.mappings", groups),
+        (not world and cut, "g in the loss", "tplab.tensor.operators", groups),
         (True, "column-parallel layer", ["4.1"], matmul),
         (True, "row-parallel layer", ["4.2"], ""),
         (overlap, "matmul that overlaps with the all-reduce of dx", ["11.2"], ""),

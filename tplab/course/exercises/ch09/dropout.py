@@ -32,7 +32,7 @@ from tplab.course.checks import (
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.runtime import device, record
 from tplab.tensor.full_state import load_full_state_dict
-from tplab.tensor.mappings import copy_to_region, reduce_from_region
+from tplab.tensor.operators import copy_to_region, reduce_from_region
 from tplab.tensor.rng import REPLICATED_OFFSET, SHARDED_OFFSET, RNGTracker, dropout, seed_all
 
 CURRENT, REPLICATED, SHARDED = "current", "replicated", "sharded"

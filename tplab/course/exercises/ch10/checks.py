@@ -28,7 +28,7 @@ from tplab.course.checks import (
 from tplab.course.checks.forms.alone import Alone, Call
 from tplab.course.checks.trials import OnRanks, Seen, exercise
 from tplab.runtime import device, record
-from tplab.tensor.mappings import copy_to_region, reduce_from_region
+from tplab.tensor.operators import copy_to_region, reduce_from_region
 from tplab.tensor.rng import seed_all
 
 # 10.1: the order of seven operations

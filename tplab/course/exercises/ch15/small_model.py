@@ -19,7 +19,7 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.course.checks import random_tensor
 from tplab.runtime import device
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
-from tplab.tensor.mappings import copy_to_region, reduce_from_region
+from tplab.tensor.operators import copy_to_region, reduce_from_region
 from tplab.tensor.sharding import Sharding
 
 PARAMETERS = {"scale": (4,), "W1": (8, 4), "W2": (3, 8), "shift": (3,)}

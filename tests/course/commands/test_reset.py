@@ -1,0 +1,200 @@
+"""`tplab reset`: the first state comes back, and nothing that the learner wrote is lost."""
+
+import json
+import time
+
+import nbformat
+import pytest
+
+from tests.course import tiny
+from tplab.course.commands import cli, reset
+from tplab.course.commands import confirm as asking
+
+ANSWER = "return 2 * x  # mine"
+
+
+@pytest.fixture
+def root(tmp_path):
+    tiny.make_unexecuted(tmp_path, tiny.source(3))
+    return tmp_path
+
+
+@pytest.fixture
+def path(root):
+    return root / "chapters" / "90_tiny.ipynb"
+
+
+@pytest.fixture
+def first(path):
+    """The notebook as the course gives it."""
+    return path.read_bytes()
+
+
+@pytest.fixture
+def learner(path, first):
+    """Exercises 90.1 and 90.2 are answered, 90.1 was checked, and a cell of the learner's own stands between them."""
+    made = tiny.Learner(path)
+    made.answer(1, ANSWER)
+    made.answer(2, ANSWER)
+    made.cell("check-90-1").update(outputs=[], execution_count=None)
+    made.insert(made.place("exercise-90-2"), "mine = 3", id="mine")
+    made.content["metadata"]["colour"] = "grün"
+    made.save(path)
+    return made
+
+
+def run(root, *arguments: str) -> int:
+    return cli.main(["reset", "--root", str(root), *arguments])
+
+
+def kept(root) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((root / "chapters" / "kept").glob("*"))]
+
+
+# A chapter
+
+
+def test_chapter_comes_back_and_the_notebook_is_kept_by_date(root, path, first, learner, capsys):
+    before = path.read_bytes()
+    assert run(root, "90", "--yes") == 0
+    assert path.read_bytes() == first
+    assert kept(root) == [before]
+    name = next((root / "chapters" / "kept").iterdir()).name
+    assert time.strptime(name, "90_tiny-%Y-%m-%d-%H%M%S.ipynb")
+    assert f"kept/{name}" in capsys.readouterr().out
+
+
+def test_two_copies_of_one_second_are_both_kept(root, path, learner, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *_: "2026-11-21-101500")
+    contents = []
+    for answer in ("one", "two", "three"):
+        learner.answer(1, f"return {answer!r}")
+        contents.append(learner.save(path).read_bytes())
+        assert run(root, "90", "--yes") == 0
+    assert sorted(kept(root)) == sorted(contents)
+
+
+def test_an_unreadable_or_missing_chapter_comes_back(root, path, first, capsys):
+    path.write_bytes(b"\xff\xfe")
+    assert run(root, "--exercise", "90.1", "--yes") == 2
+    assert "tplab reset 90" in " ".join(capsys.readouterr().err.split())
+    assert (path.read_bytes(), kept(root)) == (b"\xff\xfe", [])
+    assert run(root, "90", "--yes") == 0
+    assert (path.read_bytes(), kept(root)) == (first, [b"\xff\xfe"])
+    path.unlink()
+    assert run(root, "90", "--yes") == 0
+    assert path.read_bytes() == first
+    assert run(root, "90", "--yes") == 0, "there is nothing to reset"
+    assert len(kept(root)) == 1
+
+
+def test_it_keeps_what_is_saved_while_it_asks(root, path, first, learner, monkeypatch):
+    def answer_late():
+        learner.answer(1, "return 'saved meanwhile'")
+        learner.save(path)
+        return "y"
+
+    monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", answer_late)
+    assert run(root, "90") == 0
+    assert path.read_bytes() == first
+    assert b"saved meanwhile" in kept(root)[0]
+
+
+@pytest.mark.parametrize("step", ["keep", "replace"])
+def test_a_full_disk_costs_nothing(step, root, path, learner, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device", "somewhere")
+
+    before = path.read_bytes()
+    monkeypatch.setattr(reset, step, full)
+    assert run(root, "90", "--yes") == 2
+    assert "No space left on device (somewhere)" in " ".join(capsys.readouterr().err.split())
+    assert path.read_bytes() == before
+
+
+def test_a_course_that_does_not_fit_together_is_refused(root, path, learner, capsys):
+    before = path.read_bytes()
+    tiny.write(root, tiny.source(2))
+    assert run(root, "90", "--yes") == 2
+    assert "tplab build" in capsys.readouterr().err
+    (root / "solutions" / "90_tiny.py").unlink()
+    assert run(root, "90", "--yes") == 2
+    assert "git pull" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert kept(root) == []
+
+
+def test_misuse_is_told_in_a_sentence(root, learner, path, monkeypatch, capsys):
+    before = path.read_bytes()
+    for arguments, says in (
+        ([], "tplab reset 4, or tplab reset --exercise 4.2"),
+        (["90", "--exercise", "90.1"], "Say what to begin anew"),
+        (["17"], "There are: 90."),
+        (["--exercise", "90.9"], "no exercise 90.9"),
+        (["--exercise", "four"], "tplab reset --exercise 4.2"),
+    ):
+        assert run(root, *arguments, "--yes") == 2
+        assert says in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: False, raising=False)
+    assert run(root, "90") == 2
+    assert "add --yes" in " ".join(capsys.readouterr().err.split())
+    assert path.read_bytes() == before
+
+
+# An exercise
+
+
+def test_exercise_comes_back_and_every_other_cell_stays(root, path, first, learner):
+    before, pristine = path.read_bytes(), {cell["id"]: cell for cell in json.loads(first)["cells"]}
+    assert run(root, "--exercise", "90.1", "--yes") == 0
+    assert kept(root) == [before]
+    after = json.loads(path.read_text(encoding="utf-8"))
+    for old, new in zip(json.loads(before)["cells"], after["cells"], strict=True):
+        assert new == (pristine[old["id"]] if old["id"] in ("exercise-90-1", "check-90-1") else old)
+    assert after["metadata"]["colour"] == "grün"
+    assert "grün" in path.read_text(encoding="utf-8")
+    nbformat.validate(after)
+
+
+def both_gone(mine):
+    del mine.cells[mine.place("exercise-90-2")], mine.cells[mine.place("check-90-2")]
+
+
+def turned_into_text(mine):
+    mine.cell("exercise-90-2")["cell_type"] = "markdown"
+
+
+def split(mine):
+    mine.insert(mine.place("exercise-90-2") + 1, "def double_2(x):\n    return x + x")
+
+
+def doubled(mine):
+    mine.insert(mine.place("exercise-90-2") + 1, "def double_2(x):\n    return x + x", id="exercise-90-2")
+
+
+def lost_ids(mine):
+    for cell in mine.cells:
+        del cell["id"]
+    mine.content["nbformat_minor"] = 4
+
+
+def check_edited_and_twice(mine):
+    mine.cell("check-90-2")["source"] = "'passed'"
+    mine.insert(mine.place("check-90-2") + 1, 'check("90.2", double_2)')
+
+
+@pytest.mark.parametrize("spoil", [both_gone, turned_into_text, split, doubled, lost_ids, check_edited_and_twice])
+def test_exercise_comes_back_whatever_became_of_its_cells(spoil, root, path, first, learner):
+    spoil(learner)
+    before = learner.save(path).read_bytes()
+    assert run(root, "--exercise", "90.2", "--yes") == 0
+    assert kept(root) == [before]
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    nbformat.validate(notebook)
+    sources = ["".join(cell["source"]) for cell in notebook["cells"]]
+    pristine = ["".join(cell["source"]) for cell in json.loads(first)["cells"]]
+    assert [source for source in sources if source != "mine = 3" and ANSWER not in source] == [
+        source for source in pristine if "double_1(x)" not in source
+    ]
+    assert "mine = 3" in sources

@@ -1,0 +1,64 @@
+"""`tplab solution`: the explained answer, after a question, and no file is touched."""
+
+from unittest import mock
+
+import pytest
+
+from tests.course import tiny
+from tplab.course.commands import cli
+from tplab.course.commands import confirm as asking
+
+
+@pytest.fixture
+def root(tmp_path):
+    tiny.make_unexecuted(tmp_path, tiny.source(2))
+    return tmp_path
+
+
+def run(root, *arguments: str) -> int:
+    return cli.main(["solution", "--root", str(root), *arguments])
+
+
+def files(root) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_answer_its_hints_and_what_its_check_says(root, capsys):
+    before = files(root)
+    assert run(root, "90.2", "--yes") == 0
+    out = capsys.readouterr().out
+    assert "Exercise 90.2 · Double 2" in out
+    assert 'def double_2(x):\n    """Twice x."""\n    return 2 * x\n' in out
+    assert "to itself" in out
+    assert "Exercise 90.2 passed: double_2" in out
+    assert "double_1" not in out
+    assert files(root) == before
+
+
+def test_it_asks_first_and_without_anyone_to_ask_shows_nothing(root, monkeypatch, capsys):
+    monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: True, raising=False)
+    for answer, shown in (("y", True), ("Yes ", True), ("", False), ("n", False), ("ye", False), (EOFError, False)):
+        monkeypatch.setattr("builtins.input", mock.Mock(side_effect=[answer]))
+        assert run(root, "90.1") == 0
+        out = capsys.readouterr().out
+        assert "tplab hint 90.1" in " ".join(out.split())
+        assert ("return 2 * x" in out) == shown
+    monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: False, raising=False)
+    assert run(root, "90.1") == 2
+    said = capsys.readouterr()
+    assert "add --yes" in " ".join(said.err.split())
+    assert "return" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["90.3"], "There are: 90.1, 90.2."),
+        (["17.1"], "There are: 90."),
+        (["90"], "tplab solution 4.2"),
+        (["90.a"], "tplab solution 4.2"),
+    ],
+)
+def test_misuse_is_told_in_a_sentence(arguments, says, root, capsys):
+    assert run(root, *arguments, "--yes") == 2
+    assert says in " ".join(capsys.readouterr().err.split())

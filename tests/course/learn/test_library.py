@@ -1,0 +1,295 @@
+"""The learner's library: what passes goes into a plain package, which does what the notebook's answers do."""
+
+import ast
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.course import tiny
+from tests.course.grade import in_process
+from tests.course.test_chapters import EXERCISES
+from tplab.course.checks.exercises import check
+from tplab.course.commands import cli
+from tplab.course.grade.answers import Piece, merge
+from tplab.course.grade.needs import select
+from tplab.course.learn import library, library_text, start
+from tplab.course.learn.course_files import MARKER, MEMORY, Course, all_chapters
+from tplab.course.learn.passages import NotPlain, extract
+from tplab.course.notebooks.cells import Cell, read_notebook
+from tplab.course.notebooks.numbering import chapter_of
+
+
+def empty_course(folder: Path) -> Course:
+    (folder / MEMORY).mkdir(parents=True)
+    (folder / MEMORY / MARKER).write_text("{}")
+    return Course(ROOT, folder)
+
+
+def pass_all(course: Course, exercises: list[str]) -> None:
+    """Put the reference answers to these exercises into the library."""
+    passages = {}
+    for number, files in all_chapters(course).items():
+        if mine := [exercise for exercise in exercises if chapter_of(exercise) == number]:
+            reference = read_notebook(files.reference)
+            merged = merge(reference, reference)
+            passages |= {exercise: extract(exercise, select(merged, [exercise], whole=False)) for exercise in mine}
+    library.add(course, passages)
+
+
+# All reference answers
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Course:
+    course = empty_course(tmp_path_factory.mktemp("mine") / "my_course")
+    pass_all(course, list(EXERCISES))
+    return course
+
+
+@pytest.fixture(scope="module")
+def on_path(whole, tmp_path_factory) -> Iterator[Path]:
+    package = tmp_path_factory.mktemp("path") / library.PACKAGE
+    shutil.copytree(whole.folder / library.PACKAGE, package)
+    given = package / "given" / "tensor_sharding.py"
+    given.write_text("from tplab.tensor.sharding import *\n")  # the checks compare with the course's classes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(package.parent))
+        yield package
+    for name in [name for name in sys.modules if name.split(".")[0] == library.PACKAGE]:
+        del sys.modules[name]
+
+
+LAST_OF_EACH_CHAPTER = {chapter_of(exercise): exercise for exercise in EXERCISES}
+
+
+def test_answers_pass_their_checks_from_the_library(whole, on_path):
+    """Every module can be imported; test_train_script.py trains with those of the chapters that aren't checked here."""
+    for number, exercise in LAST_OF_EACH_CHAPTER.items():
+        name = library_text.module_name(number).removesuffix(".py")
+        module = importlib.import_module(f"{library.PACKAGE}.{name}")
+        assert module.__file__ == str(on_path / library.path_of(whole, exercise).name)
+        answers = [getattr(module, name) for name in library_text.names_of(whole, number)[exercise]]
+        if number in (2, 9, 12):
+            assert check(exercise, *answers).exercise == exercise
+
+
+def test_once_everything_is_written_nothing_comes_from_tplab_but_copies_of_what_is_used(whole):
+    assert [module.borrowed for module in library.modules(whole)] == [{}] * 17
+    assert sum(len(module.written) for module in library.modules(whole)) == len(EXERCISES)
+    folder = whole.folder / library.PACKAGE
+    assert "from .linear import ColumnParallelLinear, RowParallelLinear\n" in (folder / "mlp.py").read_text()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(module.startswith("tplab") for module in modules), path
+    given = folder / "given"
+    assert 1000 < sum(len(path.read_text().splitlines()) for path in given.glob("*.py")) < 2000
+    assert not list(given.glob("*attention*")) + list(given.glob("*linear*")) + list(given.glob("*embedding*"))
+
+
+def test_every_name_of_a_module_is_defined_and_every_import_is_used(whole):
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E9,F", str(whole.folder / library.PACKAGE)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+# Some answers
+
+
+def test_layers_of_earlier_chapters_are_borrowed_until_they_are_written(tmp_path):
+    course = empty_course(tmp_path / "my_course")
+    pass_all(course, ["5.2", "5.4"])
+    (mlp,) = library.modules(course)
+    assert mlp.borrowed == {"4.1": ["ColumnParallelLinear"], "4.2": ["RowParallelLinear"]}
+    path = course.folder / library.PACKAGE / "mlp.py"
+    assert "from tplab.tensor import ColumnParallelLinear, RowParallelLinear\n" in path.read_text()
+    pass_all(course, ["4.1"])
+    assert library.modules(course)[1].borrowed == {"4.2": ["RowParallelLinear"]}
+    text = path.read_text()
+    assert "from .linear import ColumnParallelLinear\n" in text
+    assert "from tplab.tensor import RowParallelLinear\n" in text
+
+
+def test_what_is_not_written_yet_is_borrowed_and_marked(tmp_path):
+    course = empty_course(tmp_path / "my_course")
+    pass_all(course, ["4.4", "8.2"])
+    assert {m.name: m.borrowed for m in library.modules(course)} == {
+        "linear.py": {"4.3": ["shard"]},
+        "cross_entropy.py": {"3.3": ["reduce_from_region"], "8.1": ["vocab_logsumexp"]},
+    }
+    text = (course.folder / library.PACKAGE / "cross_entropy.py").read_text()
+    assert (
+        '# Borrowed from the course until exercise 8.1 passes\nvocab_logsumexp = borrow("8.1", "vocab_logsumexp")'
+        in text
+    )
+    assert "exp" not in text.split("class VocabParallelCrossEntropy")[0].replace("sumexp", ""), "no solution is shown"
+    program = "from my_tp.cross_entropy import vocab_logsumexp; print(vocab_logsumexp.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=course.folder, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("vocab_logsumexp\n", "")
+
+
+@pytest.fixture
+def tiny_course(tmp_path) -> Course:
+    tiny.make_unexecuted(tmp_path, tiny.source(3))
+    course = Course(tmp_path, tmp_path / "my_course")
+    start.start(course)
+    return course
+
+
+NAME = "90_tiny.ipynb"
+
+
+def write_answers(course: Course, *bodies: str, helper: str = "") -> list[Cell]:
+    made = tiny.Learner(course.material / "chapters" / NAME)
+    for k, body in enumerate(bodies, 1):
+        made.answer(k, body)
+    if helper:
+        made.insert(made.place("exercise-90-1"), helper)
+    return read_notebook(made.save(course.folder / NAME))
+
+
+def add(course: Course, learner: list[Cell], *exercises: str) -> list[str]:
+    reference = read_notebook(course.material / "solutions" / NAME)
+    return library.add_passed(course, reference, learner, list(exercises))[0]
+
+
+def module_text(course: Course) -> str:
+    return (course.folder / library.PACKAGE / "chapter_90.py").read_text()
+
+
+def test_a_module_edited_by_hand_is_kept_before_it_is_written_again(tiny_course, capsys):
+    add(tiny_course, write_answers(tiny_course, "return x + x"), "90.1")
+    path = tiny_course.folder / library.PACKAGE / "chapter_90.py"
+    path.write_text(path.read_text() + "\nmine = 1\n")
+    assert [module.edited for module in library.modules(tiny_course)] == [True]
+    add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1")
+    assert "mine = 1" not in path.read_text()
+    assert any("mine = 1" in copy.read_text() for copy in (tiny_course.folder / "kept").iterdir())
+    assert [module.edited for module in library.modules(tiny_course)] == [False]
+    path.unlink()
+    assert cli.main(["mine", "--root", str(tiny_course.folder)]) == 0
+    assert "return 2 * x" in path.read_text()
+
+
+def test_a_damaged_store_counts_as_empty_and_the_next_pass_restores_it(tiny_course):
+    learner = write_answers(tiny_course, "return x + x")
+    add(tiny_course, learner, "90.1")
+    for content in (b"", b"{", b"[]", b'{"exercises": {"90.1": 3}}'):
+        (tiny_course.memory / library.STORE).write_bytes(content)
+        assert library.load(tiny_course) == {}
+        assert add(tiny_course, learner, "90.1") == ["90.1"]
+
+
+def test_only_what_passes_tplab_check_comes_in_and_mine_shows_it(tmp_path, monkeypatch, capsys):
+    with in_process.course(tmp_path, 3):
+        course = Course(tmp_path, tmp_path / "my_course")
+        start.start(course)
+        monkeypatch.chdir(course.folder)
+        assert cli.main(["mine"]) == 0
+        assert "still empty" in capsys.readouterr().out
+        write_answers(course, "return x + x", "return 3 * x")
+        assert cli.main(["check", "90"]) == 1
+        assert "your code for 90.1 now: my_tp/chapter_90.py." in " ".join(capsys.readouterr().out.split())
+        before = module_text(course)
+        assert "double_2" not in before
+        assert cli.main(["mine"]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "chapter_90.py: 2 lines, 90.1" in out
+        assert "2 lines of your own from 1 exercise," in out
+        write_answers(course, "return 3 * x")
+        cli.main(["check", "90"])
+        assert module_text(course) == before
+
+
+# Passages
+
+
+def passage(*cells: str):
+    pieces = [Piece("own", str(place), source) for place, source in enumerate(cells[:-1])]
+    return extract("9.9", [*pieces, Piece("exercise", "x", cells[-1], "9.9")])
+
+
+def test_what_the_answer_uses_comes_along():
+    found = passage("table = {}", "table = []", "table.append = 3", "def answer():\n    return table")
+    assert found.helpers == ["table = []", "table.append = 3"], "the last binding, and what changes its value"
+    found = passage("import os, math as m\nfrom torch import nn, ones as one", "def answer():\n    return m.pi, one")
+    assert found.imports == ["from torch import ones as one", "import math as m"]
+    answer = "# why\n@functools.cache\ndef answer():\n    return 1"
+    found = passage("%matplotlib inline\nimport functools", f"%%time\n{answer}")
+    assert found.code == [answer]
+
+
+ANSWER = "def answer(x):\n    return x + x"
+TRIED = ["files = !ls", "t = %timeit -o answer(1)", "answer?", "?answer", "%time y = answer(2)", "!ls", "%cd .",
+         ";print x y", ",print x y", "/answer 3", "await asyncio.sleep(0)", "def shown():\n    !ls"]  # fmt: skip
+
+
+def test_what_only_ipython_understands_is_left_out_unless_the_answer_needs_it():
+    forms = ["{answer}\n\n\n{tried}", "{tried}\n{answer}", "%%time\n{answer}\n{tried}"]
+    for tried in TRIED:
+        notebooks = [(form.format(answer=ANSWER, tried=tried),) for form in forms]
+        for cells in (*notebooks, (tried, "def broken(:", ANSWER)):
+            found = passage(*cells)
+            assert (found.code, found.helpers, found.imports) == ([ANSWER], [], []), cells
+
+
+@pytest.mark.parametrize(
+    ("cells", "line"),
+    [
+        (["files = !ls\ndef answer(x):\n    return files"], "files = !ls"),
+        (["files = %who_ls", "def answer(x):\n    return files"], "files = %who_ls"),
+        (["def answer(x):\n    x += 1\n    !ls\n    return x"], "!ls"),
+        (["two = await find()\ndef answer(x):\n    return two"], "two = await find()"),
+        (["def shown():\n    %cd ..", "# my answer\n\n@cache\ndef answer(x):\n    return shown()"], "%cd .."),
+        (["%%mine\n" + ANSWER], "%%mine"),
+    ],
+)
+def test_an_answer_that_needs_ipython_is_refused_with_the_line(cells, line):
+    pieces = [Piece("own", str(place), source) for place, source in enumerate(cells[:-1])]
+    pieces += [Piece("exercise", "x", cells[-1], "9.9"), Piece("check", "c", 'check("9.9", answer)', "9.9")]
+    with pytest.raises(NotPlain, match=rf"9\.9 .*`{re.escape(line)}`"):
+        extract("9.9", pieces)
+
+
+def test_the_other_answers_come_into_the_library_if_one_cannot(tiny_course):
+    learner = write_answers(tiny_course, "return 2 * x", "!ls\n    return 2 * x", "return x +")
+    reference = read_notebook(tiny_course.material / "solutions" / NAME)
+    changed, refused = library.add_passed(tiny_course, reference, learner, ["90.1", "90.2", "90.3"])
+    assert changed == ["90.1"]
+    assert [number for number in ("90.2", "90.3") if number in " ".join(refused)] == ["90.2", "90.3"]
+    assert "`!ls`" in refused[0]
+    assert "double_2" not in module_text(tiny_course)
+
+
+def test_another_answer_is_no_helper_even_if_a_cell_above_imports_the_courses():
+    pieces = [
+        Piece("given", "i", "from tplab.tensor import shard"),
+        Piece("exercise", "a", "def shard():\n    return 1", "9.8"),
+        Piece("exercise", "b", "def answer():\n    return shard()", "9.9"),
+    ]
+    assert extract("9.9", pieces).helpers == extract("9.9", pieces).imports == []
+
+
+def test_an_answer_that_is_no_definition_and_what_changes_one_come_along(tiny_course):
+    body = "return 0\n\n\ndouble_1.__doc__ = 'mine'\nshow = print\nshow(double_1(1))"
+    learner = write_answers(tiny_course, body, "return 3 * x")
+    place = next(place for place, cell in enumerate(learner) if cell.marks.get("exercise") == "90.1")
+    later = Cell("code", "def better(x):\n    return sum([x, x])\n\ndouble_1 = lambda x: better(x)", "mine")
+    learner.insert(place + 1, later)
+    add(tiny_course, learner, "90.1")
+    text = module_text(tiny_course)
+    assert text.index("def better") < text.index("double_1 = lambda x: better(x)")
+    assert "show" not in text
+    found: dict = {}
+    exec(text, found)
+    assert found["double_1"](4) == 8

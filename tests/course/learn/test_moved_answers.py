@@ -1,0 +1,279 @@
+"""Answers move along when the course gives their exercises other numbers, and never into a different task."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import ROOT
+from tplab.course.learn import library, moved_answers
+from tplab.course.learn.course_files import Course
+from tplab.course.learn.passages import Passage
+from tplab.course.learn.update_notebook import update_notebook
+
+
+def stub(number: str, *heads: str) -> str:
+    raises = f'raise NotImplementedError("exercise {number}")'
+    return "\n\n\n".join(
+        f"{head}:\n    def forward(self):\n        {raises}" if head.startswith("class") else f"{head}:\n    {raises}"
+        for head in heads
+    )
+
+
+def notebook(**sources: str) -> dict:
+    """A notebook of exercise cells: notebook(e2_2="def f(x): ...")."""
+    cells = []
+    for key, source in sources.items():
+        number = key[1:].replace("_", ".")
+        cells.append({
+            "cell_type": "code", "id": f"exercise-{number.replace('.', '-')}", "source": source, "outputs": [],
+            "execution_count": None, "metadata": {"tplab": {"exercise": number}},
+        })  # fmt: skip
+    return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
+class Chapters:
+    """The pages of a course: what they were (base), what the learner made of them, and what they are now (blank)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.course = Course(folder, folder)
+        self.course.memory.mkdir()
+        self.pages: list = []
+        self.blanks: dict[str, bytes] = {}
+
+    def add(self, stem: str, base: dict | None, mine: dict | None, blank: dict) -> None:
+        page = SimpleNamespace(
+            stem=stem, base=self.course.memory / f"{stem}.ipynb", learner=self.course.folder / f"{stem}.ipynb"
+        )
+        for path, content in ((page.base, base), (page.learner, mine)):
+            if content is not None:
+                path.write_text(json.dumps(content))
+        self.pages.append(page)
+        self.blanks[stem] = json.dumps(blank).encode()
+
+    def plan(self) -> moved_answers.Moves:
+        return moved_answers.plan(self.course, [page for page in self.pages if page.learner.exists()], self.blanks)
+
+    def update(self, readable: int = 99) -> list[str]:
+        """Update the first pages, as if only so many could be read."""
+        moves = self.plan()
+        for page in self.pages[:readable]:
+            new = json.loads(self.blanks[page.stem])
+            mine = new
+            if page.learner.exists():
+                base, there = (
+                    json.loads(path.read_text()) if path.exists() else None for path in (page.base, page.learner)
+                )
+                mine, _ = update_notebook(base, there, new, moves.changed, moves.carried)
+            page.learner.write_text(json.dumps(mine))
+            page.base.write_bytes(self.blanks[page.stem])
+        return moved_answers.fill_in(self.course, self.pages, moves)
+
+    def cell(self, stem: str, number: str) -> str:
+        cells = json.loads((self.course.folder / f"{stem}.ipynb").read_text())["cells"]
+        (found,) = [cell for cell in cells if cell["metadata"].get("tplab", {}).get("exercise") == number]
+        return "".join(found["source"])
+
+
+MINE = "import math\n\n\ndef split(x):\n    return math.floor(x)  # mine"
+
+
+@pytest.fixture
+def chapters(tmp_path: Path) -> Chapters:
+    """Exercise 2.2, `split(x)`, has moved to a new page as S.1, and 2.2 is a different task now."""
+    made = Chapters(tmp_path)
+    made.add("02_old", notebook(e2_2=stub("2.2", "def split(x)")), notebook(e2_2=MINE),
+             notebook(e2_2=stub("2.2", "def other(y)")))  # fmt: skip
+    made.add("start", None, None, notebook(eS_1=stub("S.1", "def split(x)")))
+    return made
+
+
+def test_an_answer_follows_its_exercise_with_all_it_needs(chapters):
+    assert chapters.update() == ["Your answer to 2.2 is now in exercise S.1 in start.ipynb."]
+    assert chapters.cell("start", "S.1") == MINE
+    assert chapters.cell("02_old", "2.2") == stub("2.2", "def other(y)")
+    assert chapters.update() == []
+
+
+def test_a_killed_update_is_finished_by_the_next(chapters):
+    chapters.plan()
+    page = chapters.pages[0]  # the notebook was updated and the old answer is gone from it, but nothing was filled in
+    for path in (page.base, page.learner):
+        path.write_bytes(chapters.blanks["02_old"])
+    for path in (chapters.pages[1].base, chapters.pages[1].learner):
+        path.write_bytes(chapters.blanks["start"])
+    assert chapters.update() == ["Your answer to 2.2 is now in exercise S.1 in start.ipynb."]
+    assert "# mine" in chapters.cell("start", "S.1")
+    assert not (chapters.course.memory / moved_answers.PLAN).exists()
+
+
+def test_every_line_of_the_cell_moves_along_in_its_order(tmp_path):
+    written = """\'\'\'My notes.\'\'\'
+# how it works
+import math
+
+# first half
+def shard(x):
+    !echo inside
+    return math.floor(x)
+shard = math.cache(shard)
+% ls
+%time shard(3)
+
+# second half
+@shard
+def unshard(x):
+    return x
+
+# to do: why?"""
+    made = Chapters(tmp_path)
+    made.add("02_old", notebook(e2_2=stub("2.2", "def shard(x)", "def unshard(x)")), notebook(e2_2=written),
+             notebook(e2_2=stub("2.2", "def other(y)")))  # fmt: skip
+    made.add("start", None, None, notebook(eS_1=stub("S.1", "def unshard(x)", "def shard(x)")))
+    made.update()
+    cell = made.cell("start", "S.1")
+    first, second = written.index("# first half"), written.index("# second half")
+    parts = written[:first], written[second:], written[first:second]  # the new exercise asks for them in another order
+    assert [part.strip() for part in cell.split("\n\n\n")] == [part.strip() for part in parts]
+    assert written not in (tmp_path / "02_old.ipynb").read_text()
+
+
+def test_an_answer_that_arrives_late_does_not_replace_what_the_learner_has_written_since(chapters):
+    chapters.plan()  # the update was killed right after it had taken the answer out of the old notebook
+    for page in chapters.pages:
+        page.base.write_bytes(chapters.blanks[page.stem])
+        page.learner.write_bytes(chapters.blanks[page.stem])
+    since = stub("S.1", "def split(x)") + "\n# an idea"
+    chapters.pages[1].learner.write_text(json.dumps(notebook(eS_1=since)))
+    chapters.update()
+    cells = json.loads(chapters.pages[1].learner.read_text())["cells"]
+    assert [cell["source"] for cell in cells] == [MINE, since]
+    chapters.update()
+    assert json.loads(chapters.pages[1].learner.read_text())["cells"] == cells
+
+
+def test_an_answer_whose_new_notebook_cannot_be_read_stays_until_it_can(chapters):
+    page = chapters.pages[1]
+    page.learner.write_text("{")
+    chapters.update(readable=1)
+    assert "# mine" in chapters.pages[0].learner.read_text()
+    page.learner.write_text(json.dumps(notebook(eS_1=stub("S.1", "def split(x)"))))
+    page.base.write_bytes(chapters.blanks["start"])
+    chapters.update()
+    assert "# mine" in chapters.cell("start", "S.1")
+
+
+def answer(head: str) -> str:
+    return f"{head}:\n    return 1  # mine"
+
+
+SHARDS = {"e2_1": stub("2.1", "def shard(x)"), "e4_3": stub("4.3", "def shard(x)")}
+GATED = notebook(e5_4=stub("5.4", "class Gated")), notebook(e5_4=answer("class Gated"))
+for page in GATED:
+    page["cells"][0]["metadata"]["tags"] = ["nbval-ignore-output"]  # a tag of the course's, not of the learner's
+CHANGED = "Exercise {} in 02_page.ipynb has changed. Your answer is in its new version."
+
+
+@pytest.mark.parametrize(
+    ("old", "mine", "new", "told", "cells"),
+    [
+        (
+            notebook(e2_1=stub("2.1", "def count(n)")), notebook(e2_1=answer("def count(n)")),
+            notebook(e2_1=stub("2.1", "def count(shape)")), [],
+            [stub("2.1", "def count(shape)"), answer("def count(n)")],  # below, as a cell of the learner's own
+        ),
+        (
+            *GATED, notebook(e5_4=stub("5.4", "def rows(rank)", "class Gated")), [CHANGED.format("5.4")],
+            [stub("5.4", "def rows(rank)") + "\n\n\n" + answer("class Gated")],  # once: a copy would hide changes
+        ),
+        (
+            notebook(e4_4=stub("4.4", "def init_from_master(param)")),
+            notebook(e4_4=answer("def init_from_master(param)")), notebook(e4_4=stub("4.4", "def init_shard(param)")),
+            [CHANGED.format("4.4")], [answer("def init_shard(param)")],
+        ),
+        (
+            notebook(e3_2=stub("3.2", "class G"), e3_3=stub("3.3", "class S"), e3_4=stub("3.4", "class T")),
+            notebook(e3_2=answer("class G"), e3_3=answer("class S"), e3_4=stub("3.4", "class T")),
+            notebook(e3_3=stub("3.3", "class G", "class S", "class T")),
+            ["Your answers to 3.2 and 3.3 are now in exercise 3.3 in 02_page.ipynb."],
+            ["\n\n\n".join([answer("class G"), answer("class S"), stub("3.3", "class T")])],
+        ),
+        (  # an answer to one of two exercises that ask for the same name is none to the other
+            notebook(**SHARDS), notebook(**SHARDS | {"e2_1": answer("def shard(x)")}), notebook(**SHARDS), [],
+            [answer("def shard(x)"), SHARDS["e4_3"]],
+        ),
+    ],
+    ids=["other arguments", "one more function", "a new name", "joined", "the same name twice"],
+)  # fmt: skip
+def test_where_an_answer_is_after_the_exercise_changed(old, mine, new, told, cells, tmp_path):
+    made = Chapters(tmp_path)
+    made.add("02_page", old, mine, new)
+    assert made.update() == told
+    found = json.loads((tmp_path / "02_page.ipynb").read_text())["cells"]
+    assert [cell["source"] for cell in found] == cells
+    assert all("tplab" not in cell["metadata"] for cell in found[len(new["cells"]) :])
+
+
+def test_an_answer_that_lacks_something_is_carried_over_but_has_not_passed(tmp_path):
+    """As 15.4, which became 15.1: one of its functions has a new argument, so that one has to be written again."""
+    made = Chapters(tmp_path)
+    old = notebook(e15_4=stub("15.4", "def newest(folder)", "def save(folder)"))
+    mine = notebook(e15_4=answer("def newest(folder)") + "\n\n\ndef save(folder):\n    return 2")
+    made.add("15_x", old, mine, notebook(e15_1=stub("15.1", "def newest(folder)", "def save(folder, group)")))
+    assert made.plan().whole == set()
+    made.update()
+    text = (tmp_path / "15_x.ipynb").read_text()
+    assert all(part in text for part in ("return 1", "return 2", "def save(folder, group)")), "nothing is lost"
+
+
+def test_a_prediction_that_asks_for_other_values_is_new():
+    def predicting(source: str) -> dict:
+        made = notebook(e2_1=source)
+        made["cells"][0] |= {"id": "predict-2-a", "metadata": {"tplab": {"predict": "2.a"}}}
+        return made
+
+    old, mine = predicting('predict("2.a", rows=...)'), predicting('predict("2.a", rows=3)')
+    new = predicting('predict("2.a", weights=...)')
+    merged = update_notebook(old, mine, new)[0]["cells"]
+    assert [cell["source"] for cell in merged] == ['predict("2.a", weights=...)', 'predict("2.a", rows=3)']
+    assert merged[1]["metadata"] == {"tags": ["raises-exception"]}, "it fails, and what is below it runs all the same"
+    assert update_notebook(old, mine, old)[0]["cells"][0]["source"] == 'predict("2.a", rows=3)'
+
+
+def test_an_answer_of_the_library_keeps_what_it_uses_and_gets_new_names(tmp_path, monkeypatch):
+    course = Course(tmp_path, tmp_path)
+    course.memory.mkdir()
+    monkeypatch.setattr(library, "write", lambda course, written: None)
+    answers = {
+        "2.1": Passage(["import math"], ["HALF = 0.5"], ["def half(x):\n    return math.floor(HALF * x)"]),
+        "2.2": Passage([], [], ["def quarter(x):\n    return half(half(x))"]),
+        "2.3": Passage([], [], ["def unused(x):\n    return x"]),
+        "2.4": Passage([], ["TWO = 2"], ["def one_f_one_b(x):\n    return TWO * quarter(x)"]),
+        "3.1": Passage([], [], ["def half(x):\n    return x"]),
+    }
+    stored = {number: library.Written(passage, "today") for number, passage in answers.items()}
+    library._store(course, stored)
+    library.renumber(course, {"2.4": "2.2"}, {"2.1", "2.2", "2.3", "2.4"})
+    kept = library.load(course)
+    assert kept.keys() == {"2.2", "3.1"}
+    assert kept["3.1"] == stored["3.1"]
+    names: dict = {}
+    for text in (*kept["2.2"].passage.imports, *kept["2.2"].passage.helpers, *kept["2.2"].passage.code):
+        exec(text, names)
+    assert names["schedule"](9) == 4
+    assert names.keys().isdisjoint({"unused", "one_f_one_b"})
+
+
+@pytest.mark.parametrize(("old", "new"), moved_answers.REWORDED.items())
+def test_an_answer_stays_where_it_is_if_the_course_only_renamed_an_argument(tmp_path, old, new):
+    chapters = Chapters(tmp_path)
+    base, today = notebook(e1_1=stub("1.1", f"def {old}")), notebook(e1_1=stub("1.1", f"def {new}"))
+    chapters.add("01_x", base, notebook(e1_1=answer(f"def {old}")), today)
+    assert chapters.plan() == moved_answers.Moves(set(), {}, {})
+
+
+def test_what_was_reworded_is_what_chapters_01_and_08_ask_for():
+    sources = [path for number in ("01", "08") for path in (ROOT / "solutions").glob(f"{number}_*.py")]
+    asked = [moved_answers._definitions(path.read_text(encoding="utf-8")) for path in sources]
+    assert set(moved_answers.REWORDED.values()) <= {name for each in asked for name in each.values()}

@@ -1,0 +1,315 @@
+"""Whatever a learner types and however the course changes meanwhile: after the update, all of it is in a notebook.
+
+Each seed makes a chapter of two pages, has a learner edit it at random, has the course edit it at random, and updates.
+Every edit of the learner types a new word, and every word must be found in one of the updated notebooks.
+"""
+
+import copy
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from tests.course.learn.test_moved_answers import Chapters
+from tplab.course.learn.update_notebook import update_notebook
+
+SEEDS = 150  # thousands of others have passed as well
+PAGES = ("01_a", "02_b")
+
+
+def make_cell(kind: str, source: str, id: str, **metadata) -> dict:
+    made = {"cell_type": kind, "id": id, "metadata": metadata, "source": source}
+    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+class Exercise:
+    """An exercise of the course: what it is called, and the heads of the functions that it asks for."""
+
+    def __init__(self, number: str, *heads: str) -> None:
+        self.number, self.heads, self.docstring = number, list(heads), "What it does."
+
+    def cells(self) -> list[dict]:
+        id, names = self.number.replace(".", "-"), [re.split(r"\W", head.split()[1])[0] for head in self.heads]
+        raises = f'raise NotImplementedError("exercise {self.number}")'
+        stub = "\n\n\n".join(f'{head}:\n    """{self.docstring}"""\n    {raises}' for head in self.heads)
+        check = f'check("{self.number}", {", ".join(names)})'
+        return [
+            make_cell("markdown", f"## {self.number}\n\nWrite {names}.", f"task-{id}", tplab={"task": self.number}),
+            make_cell("code", stub, f"exercise-{id}", tplab={"exercise": self.number}),
+            make_cell("code", check, f"check-{id}", tplab={"check": self.number}),
+        ]
+
+
+class Prediction:
+    def __init__(self, number: str, *fields: str) -> None:
+        self.number, self.fields = number, list(fields)
+
+    def cells(self) -> list[dict]:
+        asked = ", ".join(f"{field}=..." for field in self.fields)
+        id = f"predict-{self.number.replace('.', '-')}"
+        return [make_cell("code", f'predict("{self.number}", {asked})', id, tplab={"predict": self.number})]
+
+
+class Given:
+    def __init__(self, kind: str, source: str, *tags: str) -> None:
+        self.kind, self.source, self.tags = kind, source, list(tags)
+
+    def cells(self) -> list[dict]:
+        id = f"cell-{crc32((self.kind + self.source).encode())}"
+        return [make_cell(self.kind, self.source, id, **({"tags": list(self.tags)} if self.tags else {}))]
+
+
+def first_version() -> list[list]:
+    """The pages of the course, as lists of what is on them."""
+    return [
+        [
+            Given("markdown", "# A page about halves\n\nEach rank has a half."), Given("code", "import torch", "setup"),
+            Prediction("1.a", "rows"), Exercise("1.1", "def half(x)"), Given("code", "half(4)\nprint(half(8))"),
+            Exercise("1.2", "def shard(x, dim)", "def unshard(parts, dim)"), Given("markdown", "Now we have both."),
+            Prediction("1.b", "calls", "bytes"), Given("code", "for size in (2, 4):\n    print(shard(size, 0))"),
+        ],
+        [
+            Given("markdown", "# A page about layers"), Exercise("2.1", "class Layer"),
+            Given("code", "layer = Layer()"), Exercise("2.2", "def init_from_master(param)"),
+            Prediction("2.a", "loss"), Given("markdown", "The end."),
+        ],
+    ]  # fmt: skip
+
+
+def notebook(page: list) -> dict:
+    cells = [cell for part in page for cell in part.cells()]
+    return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
+# What the course does
+
+
+def change_the_course(draw: random.Random, pages: list[list]) -> None:
+    for count in range(draw.choice([0, 1, 1, 2, 4, 8])):
+        page = draw.choice(pages)
+        part = draw.choice(page)
+        action = draw.choice(["edit", "edit", "edit", "remove", "add", "move", "renumber", "join"])
+        if action == "remove" and len(page) > 3:
+            page.remove(part)
+        elif action == "add":
+            kind = draw.choice(["markdown", "code"])
+            page.insert(draw.randrange(len(page) + 1), Given(kind, f"new = {count}", *draw.choice([[], ["explore"]])))
+        elif action == "move":
+            page.remove(part)
+            draw.choice(pages).insert(draw.randrange(3), part)
+        elif action == "renumber":
+            renumber(draw, pages)
+        elif action == "join":
+            join(draw, pages)
+        elif isinstance(part, Given):
+            part.source = draw.choice([part.source + f"\n# more {count}", f"other = {count}\nprint(other)"])
+            part.tags = draw.choice([part.tags, ["explore"]])
+        elif isinstance(part, Prediction):
+            part.fields = draw.choice([part.fields, ["rows"], ["loss", "calls"], [*part.fields, "steps"]])
+        else:
+            edit_exercise(draw, part, count)
+
+
+def edit_exercise(draw: random.Random, exercise: Exercise, count: int) -> None:
+    what = draw.choice(["docstring", "arguments", "other", "name"])
+    if what == "docstring":
+        exercise.docstring += f" And more {count}."
+    old, new = {"arguments": ("(", f"(new_{count}, "), "name": ("init_from_master", "init_shard")}.get(what, ("", ""))
+    exercise.heads = [head.replace(old, new) if old else head for head in exercise.heads]
+    if what == "other":
+        exercise.heads = [f"def other_{count}(y)"]
+
+
+def exercises(pages: list[list]) -> list[Exercise]:
+    return [part for page in pages for part in page if isinstance(part, Exercise)]
+
+
+def renumber(draw: random.Random, pages: list[list]) -> None:
+    """Give two exercises, or two predictions, each other's number, or one of them a new number."""
+    kind = draw.choice([Exercise, Prediction])
+    known = [part for page in pages for part in page if isinstance(part, kind)]
+    if len(known) > 1 and draw.random() < 0.6:
+        a, b = draw.sample(known, 2)
+        a.number, b.number = b.number, a.number
+    elif known:
+        free = (f"3.{k}" if kind is Exercise else f"3.{chr(96 + k)}" for k in itertools.count(1))
+        draw.choice(known).number = next(number for number in free if number not in [part.number for part in known])
+
+
+def join(draw: random.Random, pages: list[list]) -> None:
+    """Have one exercise ask for what another asked for, too."""
+    if len(exercises(pages)) > 1:
+        a, b = draw.sample(exercises(pages), 2)
+        a.heads = [*a.heads, *b.heads]
+        for page in pages:
+            if b in page:
+                page.remove(b)
+
+
+# What the learner does
+
+
+class Learner:
+    def __init__(self, draw: random.Random, notebook: dict, words: Iterator[str]) -> None:
+        self.draw, self.notebook, self.words = draw, notebook, words
+        self.typed: list[str] = []
+
+    @property
+    def cells(self) -> list[dict]:
+        return self.notebook["cells"]
+
+    def word(self) -> str:
+        self.typed.append(next(self.words))
+        return self.typed[-1]
+
+    def edit(self) -> None:
+        place = self.draw.randrange(len(self.cells))
+        marked = [place for place, cell in enumerate(self.cells) if "tplab" in cell["metadata"]]
+        if marked and self.draw.random() < 0.7:
+            place = self.draw.choice(marked)
+        action = self.draw.choice([self.write] * 8 + [
+            self.delete, self.duplicate, self.move, self.split, self.insert, self.change_type, self.lose_id,
+            self.lose_metadata, self.tag, self.as_list, self.clear,
+        ])  # fmt: skip
+        action(place)
+
+    def write(self, place: int) -> None:
+        cell = self.cells[place]
+        source = "".join(cell["source"])
+        forms = [self.inside] * 3
+        forms += [self.answer, self.answer, self.rewrite] if "exercise" in cell["metadata"].get("tplab", {}) else []
+        forms += [self.guess] * 3 if "predict" in cell["metadata"].get("tplab", {}) else []
+        form = self.draw.choice(forms)
+        cell["source"] = form(source) if cell["cell_type"] == "code" else f"{source}\n\n{self.word()}"
+
+    def line(self) -> str:
+        forms = [
+            "{} = 16", "# with h = 16: {}", "note = '''\n{}\n'''", "!echo {}", "x = %time {}", "{}?", "%%{}",
+            "def {}(x): return x", "'{}'", "{}(", "    {}", "h = 3; {} = h", "?{}", ";print {}", "if {}:", '"""{}"""',
+            "await {}()", "\n\n{}\n\n", "# {}\n",
+        ]  # fmt: skip
+        return self.draw.choice(forms).format(self.word())
+
+    def inside(self, source: str) -> str:
+        """Write a line into a cell, above it or below it."""
+        lines = source.split("\n")
+        lines.insert(self.draw.choice([0, len(lines), self.draw.randrange(len(lines) + 1)]), self.line())
+        return "\n".join(lines)
+
+    def answer(self, source: str) -> str:
+        return re.sub("raise NotImplementedError.*", lambda _: f"return {self.word()}  # {self.word()}", source)
+
+    def rewrite(self, source: str) -> str:
+        heads = re.findall(r"(?m)^(?:def|class) .*:$", source)
+        self.draw.shuffle(heads)
+        return "\n".join(f"{self.line()}\n\n{head}\n    # {self.word()}\n    {self.word()}\n" for head in heads)
+
+    def guess(self, source: str) -> str:
+        forms = ["{}", "f(h={})", "'{}'", "{", "3, # {}\n"]
+        return re.sub(r"\.\.\.", lambda _: self.draw.choice(forms).replace("{}", self.word()), source)
+
+    def is_typed_in(self, place: int) -> bool:
+        there = "".join(self.cells[place]["source"])
+        return any(word in there for word in self.typed)
+
+    def delete(self, place: int) -> None:
+        if len(self.cells) > 3 and not self.is_typed_in(place):
+            self.cells.pop(place)
+
+    def duplicate(self, place: int) -> None:
+        twin = copy.deepcopy(self.cells[place])
+        twin["id"] = self.draw.choice([twin.get("id", ""), f"twin-{len(self.cells)}"])
+        self.cells.insert(self.draw.choice([place, place + 1, 0, len(self.cells)]), twin)
+        self.write(self.draw.choice([self.cells.index(twin), place]))
+
+    def move(self, place: int) -> None:
+        self.cells.insert(self.draw.randrange(len(self.cells)), self.cells.pop(place))
+
+    def split(self, place: int) -> None:
+        cell = self.cells[place]
+        lines = "".join(cell["source"]).split("\n")
+        middle = self.draw.randrange(len(lines) + 1)
+        twin = copy.deepcopy(cell) | {"id": f"split-{len(self.cells)}", "source": "\n".join(lines[middle:])}
+        cell["source"] = "\n".join(lines[:middle])
+        self.cells.insert(place + 1, twin)
+
+    def insert(self, place: int) -> None:
+        kind = self.draw.choice(["code", "markdown"])
+        self.cells.insert(place, make_cell(kind, self.line(), f"own-{len(self.cells)}"))
+
+    def change_type(self, place: int) -> None:
+        self.cells[place]["cell_type"] = self.draw.choice(["markdown", "raw"])
+        self.write(place)
+
+    def lose_id(self, place: int) -> None:
+        for cell in self.draw.choice([self.cells, [self.cells[place]]]):
+            cell.pop("id", None)
+
+    def lose_metadata(self, place: int) -> None:
+        for cell in self.draw.choice([self.cells, [self.cells[place]]]):
+            cell["metadata"] = {} if not set(cell["metadata"].get("tags", [])) & set(self.typed) else cell["metadata"]
+
+    def tag(self, place: int) -> None:
+        self.cells[place]["metadata"].setdefault("tags", []).append(self.word())
+
+    def as_list(self, place: int) -> None:
+        self.cells[place]["source"] = "".join(self.cells[place]["source"]).splitlines(keepends=True)
+
+    def clear(self, place: int) -> None:
+        """Select all, and type something else."""
+        if not self.is_typed_in(place):
+            self.cells[place]["source"] = self.line()
+
+
+def learn(draw: random.Random, notebook: dict, words: Iterator[str]) -> list[str]:
+    learner = Learner(draw, notebook, words)
+    for _ in range(draw.choice([1, 1, 2, 4, 8, 16])):
+        learner.edit()
+    return [word for word in learner.typed if word in json.dumps(notebook)]  # without what they typed over later
+
+
+# The update
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+def test_nothing_that_a_learner_typed_is_ever_lost(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 50):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        lost = update_at_random(seed, folder)
+        assert not lost, f"seed {seed} loses {lost}"
+
+
+def update_at_random(seed: int, folder: Path) -> list[str]:
+    """Make and update two pages; return the typed words that no notebook has any more."""
+    draw = random.Random(seed)
+    words = (f"typed{count}x" for count in itertools.count())
+    old = [notebook(page) for page in first_version()]
+    mine = copy.deepcopy(old)
+    typed = [word for page in mine for word in learn(draw, page, words)]
+    pages = first_version()
+    change_the_course(draw, pages)
+    new = [notebook(page) for page in pages]
+    chapters = Chapters(folder)
+    has_base = draw.random() < 0.85
+    for stem, base, theirs, blank in zip(PAGES, old, mine, new, strict=True):
+        chapters.add(stem, base, theirs, blank)
+        if not has_base:
+            chapters.pages[-1].base.unlink()
+    chapters.update()
+    for page, blank in zip(chapters.pages, new, strict=True):
+        merged = json.loads(page.learner.read_text())
+        assert len({cell["id"] for cell in merged["cells"]}) == len(merged["cells"]), seed
+        there = {cell["id"]: "".join(cell["source"]) for cell in merged["cells"]}
+        for cell in blank["cells"]:
+            role = next(iter(cell["metadata"].get("tplab", {})), "")
+            assert role not in ("exercise", "check", "predict") or cell["id"] in there, f"seed {seed}: no {cell['id']}"
+            assert role != "check" or there[cell["id"]] == cell["source"], seed
+        assert update_notebook(blank, merged, blank)[0]["cells"] == merged["cells"], f"seed {seed}: a second update"
+    updated = "".join(page.learner.read_text() for page in chapters.pages)
+    return [word for word in typed if word not in updated]

@@ -1,0 +1,285 @@
+"""`tplab start` and `tplab update` on a real folder: what they make, what they move, and that a kill loses nothing."""
+
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_markdown_cell, new_notebook
+
+from tests.course import tiny
+from tplab.course.commands import cli
+from tplab.course.learn import pristine, start
+from tplab.course.learn.course_files import Course, course_at, find_course
+from tplab.course.notebooks.cells import read_notebook
+
+ANSWER = "return x + x  # mine"
+NAME = "90_tiny.ipynb"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A clone of the course."""
+    (tmp_path / "clone").mkdir()
+    tiny.make_unexecuted(tmp_path / "clone", tiny.source(2))
+    return tmp_path / "clone"
+
+
+@pytest.fixture
+def course(root):
+    return Course(root, root / "my_course")
+
+
+def pull(root: Path, text: str) -> None:
+    """Another version of the course, as `git pull` brings it."""
+    shutil.rmtree(root / "chapters")
+    tiny.make_unexecuted(root, text)
+
+
+def answer(path: Path, body: str = ANSWER, k: int = 1) -> bytes:
+    made = tiny.Learner(path)
+    made.answer(k, body)
+    made.save(path)
+    return path.read_bytes()
+
+
+def text(path: Path) -> str:
+    return "\n".join(cell.source for cell in read_notebook(path))
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """Every file below a folder, without the dates in names and contents."""
+    found = {}
+    for path in (path for path in root.rglob("*") if path.is_file()):
+        name, data = str(path.relative_to(root)), path.read_bytes()
+        if not name.endswith((".lock", "course.json")):
+            found[f"kept/{path.name[:7]}{hash(data)}" if "kept" in name else name] = data
+    return found
+
+
+def test_it_copies_the_chapters_and_a_second_start_brings_back_only_what_is_missing(root, course, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    assert cli.main(["start"]) == 0
+    assert (course.folder / NAME).read_bytes() == (root / "chapters" / NAME).read_bytes()
+    assert "New in your folder: 1 chapter. Your course is in my_course." in " ".join(capsys.readouterr().out.split())
+    mine = answer(course.folder / NAME)
+    assert start.start(course) == start.Report()
+    assert (course.folder / NAME).read_bytes() == mine
+    (course.folder / NAME).unlink()
+    assert start.start(course).new == [NAME]
+
+
+def test_this_folder_may_become_the_course(root, monkeypatch, capsys):
+    (root / "mine").mkdir()
+    monkeypatch.chdir(root / "mine")
+    assert cli.main(["start", "."]) == 0
+    assert "cd " not in capsys.readouterr().out
+    assert (root / "mine" / NAME).exists()
+
+
+def test_a_page_is_brought_up_to_date_until_the_learner_changes_it(course):
+    shared, mine = course.material / "chapters" / "AGENTS.md", course.folder / "AGENTS.md"
+    seen = []
+    for version, edit in (("first", ""), ("second", "third"), ("third", ""), ("fourth", "theirs"), ("fifth", "")):
+        shared.write_text(version)
+        start.start(course)
+        seen.append(mine.read_text())
+        if edit:  # "third": the copying was killed halfway, so the page is there, and its base isn't
+            mine.write_text(edit)
+    assert seen == ["first", "second", "third", "fourth", "theirs"]
+    assert shared.read_text() == "fifth"
+
+
+def test_a_renamed_notebook_is_found_and_not_made_again(course):
+    start.start(course)
+    mine = answer(course.folder / NAME)
+    (course.folder / NAME).rename(course.folder / "tiny, my way.ipynb")
+    assert start.start(course).new == []
+    pull(course.material, tiny.source(2).replace("a given cell", "another given cell"))
+    assert list(start.update(course).updated) == ["tiny, my way.ipynb"]
+    assert ANSWER in text(course.folder / "tiny, my way.ipynb")
+    assert "another given cell" in text(course.folder / "tiny, my way.ipynb")
+    assert mine in [path.read_bytes() for path in (course.folder / "kept").iterdir()]
+
+
+def test_the_table_of_contents_comes_beside_a_notebook_of_the_learners_own(root, course):
+    for folder in ("chapters", "solutions"):
+        nbformat.write(new_notebook(cells=[new_markdown_cell("# Contents")]), root / folder / "index.ipynb")
+    course.folder.mkdir()
+    shutil.copy(root / "chapters" / NAME, course.folder / "notes.ipynb")
+    assert start.start(course).new == ["index.ipynb"]
+
+
+def test_a_folder_that_is_none_of_the_learners_is_refused(root, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    (root / "notes").write_text("")
+    for name, says in (("chapters", "belongs to the course"), ("solutions", "belongs to"), ("notes", "is a file")):
+        assert cli.main(["start", name]) == 2
+        assert says in capsys.readouterr().err
+    (root / "my_course").write_text("")
+    monkeypatch.setattr("pathlib.Path.is_dir", lambda path: True)
+    assert cli.main(["start"]) == 2
+    assert "can't be read or written" in capsys.readouterr().err
+
+
+def test_commands_find_the_folder_from_inside_it_and_from_the_repository_and_nowhere_else(
+    course, tmp_path_factory, monkeypatch, capsys
+):
+    start.start(course)
+    (course.folder / "deeper").mkdir()
+    for place in (course.material, course.folder, course.folder / "deeper"):
+        assert find_course(place) == course
+    assert course_at(course.folder) == course_at(course.material) == course
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert cli.main(["update"]) == 2
+    assert "tplab start" in capsys.readouterr().err
+
+
+# What was done in chapters/ before
+
+
+def test_work_in_chapters_moves_over_and_chapters_is_as_git_has_it(root, course):
+    pristine_bytes = (root / "chapters" / NAME).read_bytes()
+    before = answer(root / "chapters" / NAME)
+    (root / "chapters" / "helpers.py").write_text("x = 1")
+    (root / "chapters" / "kept").mkdir()
+    (root / "chapters" / "kept" / "old.ipynb").write_text("{}")
+    (root / ".tplab").mkdir()
+    (root / ".tplab" / "progress.json").write_text('{"exercises": {}}')
+    report = start.start(course)
+    assert (root / "chapters" / NAME).read_bytes() == pristine_bytes
+    assert ANSWER in text(course.folder / NAME)
+    assert before in [path.read_bytes() for path in (course.folder / "kept").glob("90*")]
+    assert (course.folder / "helpers.py").read_text() == "x = 1"
+    assert (course.folder / "kept" / "old.ipynb").read_text() == "{}"
+    assert (course.memory / "progress.json").read_text() == '{"exercises": {}}'
+    assert sorted(path.name for path in (root / "chapters").iterdir()) == [NAME]
+    assert not (root / ".tplab").exists()
+    assert f"Your work in chapters/{NAME} is in {NAME} now." in report.moved
+    assert start.start(course) == start.Report()
+
+
+def test_work_in_both_places_is_joined_and_two_answers_are_told(root, course):
+    start.start(course)
+    answer(course.folder / NAME, "return 2 * x  # here", k=1)
+    answer(root / "chapters" / NAME, "return x + x  # there", k=1)
+    answer(root / "chapters" / NAME, "return x + x  # also there", k=2)
+    made = tiny.Learner(course.folder / NAME)
+    made.cell("exercise-90-2")["source"] += "\n# my idea: add"
+    made.save(course.folder / NAME)
+    told = start.start(course).moved
+    both = text(course.folder / NAME)
+    assert "return 2 * x  # here" in both
+    assert "# my idea: add" in both
+    assert "return x + x  # also there" in both
+    assert "# there" not in both
+    assert "Your answers to 90.2 in chapters/" in told[0]
+    assert "Of 90.1, you have another answer" in told[0]
+    assert any("# there" in path.read_text() for path in (course.folder / "kept").iterdir())
+
+
+def test_an_unreadable_notebook_is_kept_and_told_and_not_updated(root, course, monkeypatch, capsys):
+    (root / "chapters" / NAME).write_text("{broken in chapters")
+    assert len(start.start(course).problems) == 1
+    answer(root / "chapters" / NAME)
+    (course.folder / NAME).write_text("{broken in my_course")
+    assert len(start.start(course).problems) == 1
+    kept = b"\n".join(everything(course.folder).values())
+    assert all(text in kept for text in (b"{broken in chapters", ANSWER.encode()))
+    assert "raise NotImplementedError" in text(root / "chapters" / NAME)
+    pull(course.material, tiny.source(3))
+    monkeypatch.chdir(course.folder)
+    assert cli.main(["update"]) == 1
+    assert "was left as it is" in capsys.readouterr().out
+    assert (course.folder / NAME).read_text() == "{broken in my_course"
+
+
+# Updates
+
+
+def test_update_keeps_a_dated_copy_and_the_answer_and_may_skip_versions(course, monkeypatch, capsys):
+    start.start(course)
+    before = answer(course.folder / NAME)
+    for version in ("second", "third"):
+        pull(course.material, tiny.source(3).replace("a given cell", f"the {version} given cell"))
+    monkeypatch.chdir(course.folder)
+    assert cli.main(["update"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{NAME}: 1 cell changed, 5 cells added. Your answer to 90.1 is kept." in out
+    for words in (ANSWER, "exercise 90.3", "the third given cell"):
+        assert words in text(course.folder / NAME)
+    assert [path.read_bytes() for path in (course.folder / "kept").iterdir()] == [before]
+    assert cli.main(["update"]) == 0
+    assert "up to date" in capsys.readouterr().out
+
+
+# Killed at any moment
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, work) -> bool:
+    """Do `work`, and end it before its step-th change on disk. Returns whether it got that far."""
+    count = 0
+
+    def counted(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count > step:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for module, name in [(start, "replace"), (start, "keep"), (start.shutil, "copytree"), (start.shutil, "rmtree")]:
+            patch.setattr(module, name, counted(getattr(module, name)))
+        patch.setattr(pristine.Path, "unlink", counted(Path.unlink))
+        patch.setattr(pristine.Path, "rmdir", counted(Path.rmdir))
+        try:
+            work()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("work", ["start", "update"])
+def test_a_kill_at_any_moment_loses_nothing_and_the_next_run_finishes(work, tmp_path, monkeypatch):
+    def prepare(root: Path) -> Course:
+        root.mkdir()
+        tiny.make_unexecuted(root, tiny.source(2))
+        course = Course(root, root / "my_course")
+        if work == "update":
+            start.start(course)
+            answer(course.folder / NAME)
+            pull(root, tiny.source(3))
+        else:
+            answer(root / "chapters" / NAME)
+            (root / "chapters" / "helpers").mkdir()
+            (root / "chapters" / "helpers" / "mine.py").write_text("x = 1")
+            (root / "chapters" / "notes.txt").write_text("notes")
+        return course
+
+    def do(course: Course) -> None:
+        (start.start if work == "start" else start.update)(course)
+
+    whole = prepare(tmp_path / "whole")
+    do(whole)
+    wanted = everything(whole.folder)
+    step = 0
+    while True:
+        course = prepare(tmp_path / f"killed-{step}")
+        if not killed_at(step, monkeypatch, lambda course=course: do(course)):
+            break
+        kept = b"\n".join(everything(course.material).values())
+        assert ANSWER.encode() in kept
+        do(course)
+        found = everything(course.folder)
+        assert found.keys() == wanted.keys(), step
+        assert {name for name in found if found[name] != wanted[name]} == set(), step
+        assert everything(course.material / "chapters") == everything(whole.material / "chapters")
+        step += 1
+    assert step > 4

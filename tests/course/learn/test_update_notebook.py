@@ -1,0 +1,128 @@
+"""A new version of a chapter comes into a learner's notebook, and nothing that the learner wrote is lost.
+
+test_random_updates.py tries what nobody thought of.
+"""
+
+import copy
+
+import pytest
+
+from tests.course import tiny
+from tplab.course.learn.update_notebook import update_notebook
+from tplab.course.notebooks.build import blank_chapter, skeleton
+from tplab.course.notebooks.source import read
+
+MORE = """
+# %% [markdown]
+# A new section, which the first version doesn't have.
+
+# %%
+print("new")
+"""
+
+
+def blank(root, text: str) -> dict:
+    """The blank chapter that a source makes, as JSON."""
+    chapter = read(tiny.write(root, text))
+    return copy.deepcopy(blank_chapter(chapter, skeleton(chapter, blank=False)))
+
+
+@pytest.fixture
+def old(tmp_path) -> dict:
+    return blank(tmp_path, tiny.source(3))
+
+
+@pytest.fixture
+def new(tmp_path) -> dict:
+    """A given cell, a stub's docstring and a text changed, a cell went, a section was added, and so was an exercise."""
+    text = tiny.source(4)
+    for before, after in [
+        ('print("a given cell")', 'print("a given cell, changed")'),
+        ("# # 90. A made-up chapter", "# # 90. A made-up chapter, second edition"),
+        ('def double_3(x):\n    """Twice x."""', 'def double_3(x):\n    """Twice x, for any x."""'),
+        ("# %%\ndouble_2(4)\n", ""),
+    ]:
+        assert before in text
+        text = text.replace(before, after)
+    return blank(tmp_path, text + MORE)
+
+
+def sources(notebook: dict) -> list[str]:
+    return [cell["source"] for cell in notebook["cells"]]
+
+
+def cell(notebook: dict, id: str) -> dict:
+    return next(cell for cell in notebook["cells"] if cell["id"] == id)
+
+
+def place(notebook: dict, id: str) -> int:
+    return next(place for place, cell in enumerate(notebook["cells"]) if cell["id"] == id)
+
+
+def own(source: str, id: str, kind: str = "code") -> dict:
+    made = {"cell_type": kind, "id": id, "metadata": {}, "source": source}
+    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+def find(notebook: dict, words: str) -> dict:
+    return next(cell for cell in notebook["cells"] if words in cell["source"])
+
+
+def test_untouched_notebook_becomes_the_new_version(old, new):
+    merged, changes = update_notebook(old, old, new)
+    assert merged["cells"] == new["cells"]
+    assert changes
+    assert changes.kept == []
+
+
+def test_answers_predictions_and_own_cells_stay_where_they_were(old, new):
+    mine = copy.deepcopy(old)
+    answer = cell(mine, "exercise-90-1")
+    answer.update(source="def double_1(x): return x + x", outputs=[{"output_type": "stream"}], execution_count=7)
+    cell(mine, "exercise-90-3")["source"] = "def double_3(x):\n    return x * 2"
+    cell(mine, "predict-90-a")["source"] = 'predict("90.a", value=5)'
+    mine["cells"].insert(place(mine, "exercise-90-2"), own("helper = 1", "mine-1"))
+    mine["cells"].insert(0, own("First of all, a note.", "mine-0", "markdown"))
+    mine["cells"].append(own("# the end", "mine-2"))
+    merged, changes = update_notebook(old, mine, new)
+    assert cell(merged, "exercise-90-1") == answer
+    assert cell(merged, "exercise-90-3")["source"] == "def double_3(x):\n    return x * 2"
+    assert cell(merged, "predict-90-a")["source"] == 'predict("90.a", value=5)'
+    assert place(merged, "mine-0") == 0
+    assert place(merged, "mine-1") == place(merged, "exercise-90-2") - 1
+    assert place(merged, "mine-2") > place(merged, "check-90-3")
+    assert changes.kept == ["90.1", "90.3"]
+    assert changes.new_task == ["90.3"], "its given lines changed"
+    assert 'print("a given cell, changed")' in sources(merged)
+    assert not {'print("a given cell")', "double_2(4)"} & set(sources(merged))
+    assert cell(merged, "exercise-90-4")
+
+
+def test_a_given_cell_that_only_the_learner_changed_stays_as_they_left_it(old, new):
+    mine = copy.deepcopy(old)
+    find(mine, "double_1(4)")["source"] = "double_1(400)"
+    mine["cells"].remove(find(mine, "double_3(4)"))
+    cell(mine, "task-90-1").update(
+        source="My words ![](attachment:a.png)", attachments={"a.png": {"image/png": "AA=="}}
+    )
+    cell(mine, "task-90-1")["metadata"]["jp-MarkdownHeadingCollapsed"] = True
+    for id in ("exercise-90-2", "check-90-2"):
+        mine["cells"].remove(cell(mine, id))
+    merged, changes = update_notebook(old, mine, new)
+    assert "double_1(400)" in sources(merged)
+    assert not {"double_1(4)", "double_3(4)"} & set(sources(merged))
+    assert changes.beside == []
+    kept = find(merged, "My words")
+    assert kept["attachments"] == {"a.png": {"image/png": "AA=="}}
+    assert kept["metadata"]["jp-MarkdownHeadingCollapsed"] is True
+    for id in ("exercise-90-2", "check-90-2"):
+        assert cell(merged, id) == cell(new, id), "only a given cell stays deleted"
+
+
+def test_a_given_cell_that_both_changed_is_followed_by_the_learners(old, new):
+    mine = copy.deepcopy(old)
+    find(mine, "a given cell")["source"] = 'print("a given cell")\nx = 3  # mine'
+    merged, changes = update_notebook(old, mine, new)
+    at = sources(merged).index('print("a given cell, changed")')
+    assert sources(merged)[at + 1] == 'print("a given cell")\nx = 3  # mine'
+    assert len(changes.beside) == 1

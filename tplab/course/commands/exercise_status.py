@@ -1,0 +1,141 @@
+"""Find the status of every exercise, from the learner's notebooks and from the verdicts of `tplab check`.
+
+passed, failed    `tplab check` reached this verdict on exactly this code (see state.py), or else the check cell in the
+                  saved notebook shows it
+to do             the stub is still there, the code has changed since it was checked, or it was never checked
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplab.course.commands import state
+from tplab.course.commands.saved_outputs import shown
+from tplab.course.grade.answers import is_stub, merge
+from tplab.course.grade.check_notebook import exercises_of
+from tplab.course.learn.course_files import (
+    ChapterFiles,
+    Course,
+    Misuse,
+    all_chapters,
+    chapter_of_exercise,
+    no_such_exercise,
+)
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.notebooks.numbering import argument
+
+AS_SHOWN = "as your notebook shows"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The status of one exercise. `minutes` is the chapter's estimate of how long the exercise takes."""
+
+    number: str
+    title: str
+    minutes: int
+    status: str  # "passed", "failed" or "to do"
+    note: str = ""  # how we know
+
+
+@dataclass(frozen=True)
+class ChapterStanding:
+    number: int
+    title: str
+    path: Path
+    exercises: tuple[Standing, ...]
+    problem: str = ""  # why the notebook can't be read
+    stated: int = 0  # minutes for the whole chapter, according to its first page
+
+    @property
+    def passed(self) -> int:
+        return sum(exercise.status == "passed" for exercise in self.exercises)
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of the exercises were tried, but not all of them pass."""
+        return self.minutes_left > 0 and any(one.status != "to do" or one.note for one in self.exercises)
+
+    @property
+    def minutes(self) -> int:
+        """How many minutes the chapter takes with its text, or its exercises alone if the chapter doesn't say."""
+        return self.stated or sum(exercise.minutes for exercise in self.exercises)
+
+    @property
+    def minutes_left(self) -> int:
+        """The share of `minutes` that belongs to exercises that don't pass yet."""
+        left = sum(exercise.minutes for exercise in self.exercises if exercise.status != "passed")
+        return round(self.minutes * left / max(1, sum(exercise.minutes for exercise in self.exercises)))
+
+
+def find_exercise(course: Course, number: str, command: str) -> tuple[ChapterFiles, list[Cell]]:
+    """Return the files of the chapter that an exercise is in, and the cells of its solution. Raises Misuse if none is.
+
+    command: how the user should have written the command, such as "tplab solution 4.2"
+    """
+    files = chapter_of_exercise(course, number, command)
+    reference = read_notebook(files.reference)
+    if number not in exercises_of(reference):
+        raise no_such_exercise(number, files, list(exercises_of(reference)))
+    return files, reference
+
+
+def next_exercise(course: Course) -> str:
+    """Return the number of the first exercise that doesn't pass. Raises Misuse if all of them do."""
+    found = (one.number for chapter in standings(course) for one in chapter.exercises if one.status != "passed")
+    number = next(found, "")
+    if not number:
+        raise Misuse("You have passed every exercise. To see one of them again, add its number: 4.2")
+    return number
+
+
+def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
+    """Return the status of every chapter, or of the chapters in `numbers`. This runs no cells."""
+    known = all_chapters(course)
+    entries = state.load(course.memory)
+    return [standing(known[number], entries) for number in numbers or known]
+
+
+def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:
+    """Return the status of one chapter. Raises Unreadable if the course's solution notebook can't be read."""
+    reference = read_notebook(files.reference)
+    minutes = {str(cell.marks["task"]): int(cell.marks.get("minutes", 0)) for cell in reference if "task" in cell.marks}
+    titles, problem = exercises_of(reference), ""
+    try:
+        judged = _judge_all(reference, read_notebook(files.learner), files.learner.parent, entries)
+    except Unreadable as error:
+        judged = dict.fromkeys(titles, ("to do", ""))
+        problem = f"{error} To begin anew: tplab reset {argument(files.number)} (it keeps a copy)"
+    exercises = tuple(
+        Standing(number, title, minutes.get(number, 0), *judged[number]) for number, title in titles.items()
+    )
+    title = files.title(reference)
+    return ChapterStanding(files.number, title, files.learner, exercises, problem, stated_minutes(reference))
+
+
+def stated_minutes(reference: list[Cell]) -> int:
+    """Return how many minutes a chapter takes without optional sections, as its first page says (0: it doesn't)."""
+    texts = (cell.source for cell in reference[:6] if cell.kind == "markdown")
+    found = next(filter(None, (re.search(r"About (\d+) minutes", text) for text in texts)), None)
+    return int(found[1]) if found else 0
+
+
+def _judge_all(
+    reference: list[Cell], learner: list[Cell], folder: Path, entries: dict[str, state.Entry]
+) -> dict[str, tuple[str, str]]:
+    """Return the status of each exercise in the learner's notebook, and a note."""
+    merged = merge(reference, learner)
+    judged = {number: ("to do", why) for number, why in merged.missing.items()}
+    answers = {piece.number: piece.source for piece in merged.pieces if piece.role == "exercise"}
+    for number, now in state.fingerprints(reference, learner, folder).items():
+        entry = entries.get(number)
+        is_old = entry is not None and entry.output == now.output  # it was there when different code was checked
+        if entry and entry.code == now.code:
+            judged[number] = entry.status, f"checked {entry.checked}"
+        elif is_stub(answers[number], number):
+            judged[number] = "to do", ""
+        elif status := "" if is_old else shown(learner, number):
+            judged[number] = status, AS_SHOWN
+        else:
+            judged[number] = "to do", "changed since it was checked" if entry else "not checked yet"
+    return judged

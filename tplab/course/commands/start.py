@@ -1,0 +1,66 @@
+"""`tplab start`: make your own copies of the chapters, in a folder of your own.
+
+tplab start               makes them in the folder my_course
+tplab start FOLDER        makes them anywhere else
+
+In the repository, `tplab lab` does this, too. If you worked in the repository's chapters/ before, your work moves over,
+and kept/ gets a copy of each file.
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from tplab.course.learn.course_files import OWN, Course, Misuse, find_course, has_material
+from tplab.course.learn.start import Report, start
+from tplab.course.notebooks.reference import MATERIAL
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "start",
+        help="make your own copies of the chapters",
+        description="Make your own copies of the chapters, in a folder of your own. Run it again at any time: it only "
+        "adds what is missing.",
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(OWN), help=f"where; else {OWN}/")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    folder = options.folder.resolve()
+    material = next((above for above in folder.parents if has_material(above)), MATERIAL)
+    if folder in (material / "chapters", material / "solutions"):
+        raise Misuse(f"{options.folder} belongs to the course. Choose a folder of your own: tplab start {OWN}")
+    if folder.exists() and not folder.is_dir():
+        raise Misuse(f"{options.folder} is a file. Choose a folder: tplab start {OWN}")
+    report = start(Course(material, folder))
+    show(console, report)
+    here = folder == Path.cwd()
+    where, change = ("this folder", "") if here else (str(options.folder), f"cd {options.folder} && ")
+    console.print(f"Your course is in {where}. To open it: {change}tplab lab")
+    return int(bool(report.problems))
+
+
+def of_this_folder(root: Path | None) -> Course:
+    """Return the course that `root` or the current folder belongs to. In the repository, it's the one in my_course/.
+
+    Raises Misuse if there is no course.
+    """
+    course = find_course((root or Path.cwd()).resolve())
+    return course if course.started else Course(course.material, course.material / OWN)
+
+
+def show(console: Console, report: Report) -> None:
+    """Print what `start` or `update` did."""
+    if report.new:
+        chapters = "1 chapter" if len(report.new) == 1 else f"{len(report.new)} notebooks"
+        console.print(f"New in your folder: {chapters}.")
+    for name, changes in report.updated.items():
+        console.print(f"{name}: {changes}")
+    for told in report.moved:
+        console.print(told)
+    for told in report.problems:
+        console.print(Text(told, style="red"))

@@ -1,0 +1,252 @@
+"""The learner's library, a package `my_tp` in their folder that grows with each exercise they pass.
+
+    my_tp/linear.py     chapter 04: ColumnParallelLinear and RowParallelLinear, as the learner wrote them
+    train.py            trains a GPT with the package, even on machines without tplab
+
+Each module contains the answers to the exercises of one chapter (`library_text` writes them). If an answer uses another
+one that isn't written yet, the library borrows that one from the course. The files are generated from
+`.tplab/library.json`. If the learner has edited one by hand, it's copied to kept/ before it's generated again.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import replace as replace_field
+from pathlib import Path
+
+from tplab.common.files import locked, replace
+from tplab.course.grade.answers import merge
+from tplab.course.grade.needs import select
+from tplab.course.learn.course_files import Course
+from tplab.course.learn.given_code import PACKAGE
+from tplab.course.learn.library_text import (
+    borrowed,
+    chapters_of,
+    in_order,
+    is_enough_to_train,
+    library_files,
+    module_name,
+)
+from tplab.course.learn.moved_answers import renamed
+from tplab.course.learn.passages import NotPlain, Passage, extract
+from tplab.course.learn.pristine import keep
+from tplab.course.learn.train_script import SCRIPT, train_script
+from tplab.course.notebooks.cells import Cell
+from tplab.course.notebooks.numbering import chapter_of
+
+STORE = "library.json"
+OUTDATED = b"from my_tp.training import learning_rate"  # in a train.py from when exercise 15.1 was the learning rate
+
+
+@dataclass(frozen=True)
+class Written:
+    """A passed answer, with its code, the time when it passed, and how it was checked.
+
+    passage:  the code of the answer, with the imports and helpers that it uses
+    how:      "tplab check", or "in the notebook" if only the notebook's own check has passed
+    """
+
+    passage: Passage
+    passed: str
+    how: str = "tplab check"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the library, as `tplab mine` shows it.
+
+    lines:     how many lines of the learner's code it has, not counting blank lines
+    written:   the exercises whose answers are in it
+    shown:     those of them that have passed the notebook's own check but not `tplab check`
+    borrowed:  exercise -> the names that the module borrows from the course's solution to that exercise
+    edited:    whether the file was edited since it was generated, so that its code may not be what was checked
+    """
+
+    name: str
+    chapter: int
+    lines: int
+    written: list[str]
+    shown: list[str]
+    borrowed: dict[str, list[str]]
+    edited: bool
+
+
+def load(course: Course) -> dict[str, Written]:
+    """Return the passed answers by exercise. A missing or damaged store counts as empty until answers pass again."""
+    try:
+        stored = json.loads((course.memory / STORE).read_text(encoding="utf-8"))["exercises"]
+        return {
+            number: Written(Passage(**raw["passage"]), str(raw["passed"]), str(raw.get("how", "tplab check")))
+            for number, raw in stored.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def add_passed(
+    course: Course, reference: list[Cell], learner: list[Cell], exercises: list[str]
+) -> tuple[list[str], list[str]]:
+    """Add the answers to exercises that passed `tplab check` to the library. See `add`.
+
+    Returns the exercises whose answers are new or have changed, and a sentence about each answer that can't be added.
+    """
+    merged = merge(reference, learner)
+    passages, refused = {}, []
+    for number in exercises:
+        try:
+            passages[number] = extract(number, select(merged, [number], whole=False))
+        except NotPlain as error:
+            refused.append(str(error))
+        except SyntaxError as error:
+            refused.append(
+                f"Your answer to {number} can't go into your library, because it isn't valid Python: {error}."
+            )
+    return add(course, passages), refused
+
+
+def add(course: Course, passages: dict[str, Passage], how: str = "tplab check") -> list[str]:
+    """Add passed answers to the library, and return the exercises whose answers are new or have changed.
+
+    Raises OSError if the library can't be written.
+    """
+    now = time.strftime("%Y-%m-%d %H:%M")
+    changed = []
+    with locked(course.memory / "library.lock"):
+        written = load(course)
+        before = dict(written)
+        for number, passage in passages.items():
+            if number not in written or written[number].passage != passage:
+                written[number] = Written(passage, now, how)
+                changed.append(number)
+            elif how == "tplab check":
+                written[number] = replace_field(written[number], how=how)
+        if written != before:
+            _store(course, written)
+        write(course, written)
+    return changed
+
+
+def _store(course: Course, written: dict[str, Written]) -> None:
+    stored = {number: asdict(written[number]) for number in in_order(written)}
+    replace(course.memory / STORE, json.dumps({"exercises": stored}, indent=1).encode())
+
+
+def write(course: Course, written: dict[str, Written]) -> None:
+    """Write the files of the package. If one was edited by hand, copy it to kept/ first.
+
+    As soon as the package has everything that train.py needs, train.py is written, too. After that, the file belongs to
+    the learner. It's only written anew if it imports an answer that no exercise asks for anymore, and then the old one
+    is copied to kept/. Raises OSError if a file can't be written.
+    """
+    folder = course.folder / PACKAGE
+    folder.mkdir(exist_ok=True)
+    passages = {number: one.passage for number, one in written.items()}
+    texts = library_files(course, passages, {number: one.passed for number, one in written.items()})
+    ours = _hashes(course)
+    for name, text in texts.items():
+        path, data = folder / name, text.encode()
+        path.parent.mkdir(exist_ok=True)
+        there = path.read_bytes() if path.exists() else None
+        if there == data:
+            continue
+        if there is not None and _hash(there) != ours.get(name):
+            keep(path, there, course.folder)
+        replace(path, data)
+        ours[name] = _hash(data)
+        replace(course.memory / "library_files.json", json.dumps(ours).encode())
+    script = course.folder / SCRIPT
+    there = script.read_bytes() if script.exists() else b""
+    if is_enough_to_train(course, passages) and (not there or there.count(OUTDATED)):
+        if there:
+            keep(script, there, course.folder)
+        replace(script, train_script(course.folder).encode())
+
+
+def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str]) -> None:
+    """Move the answers to exercises that have a different number now. Raises OSError if the library can't be written.
+
+    moved:    old number -> new number. In these answers, functions that the course has renamed get their new names
+    changed:  numbers that now belong to different tasks. Their answers are removed unless they're in `moved`. If an
+              answer of the same chapter that stays uses one of them, it becomes part of that one's helpers
+    """
+    with locked(course.memory / "library.lock"):
+        written = load(course)
+        stays = {number for number in written if number in moved or number not in changed}
+        kept = {}
+        for number in in_order(stays):
+            removed = [
+                written[other].passage
+                for other in in_order(written.keys() - stays)
+                if chapter_of(other) == chapter_of(number)
+            ]
+            passage = _with_helpers(written[number].passage, removed)
+            if number in moved:
+                passage = Passage(
+                    *(list(map(renamed, each)) for each in (passage.imports, passage.helpers, passage.code))
+                )
+            kept[moved.get(number, number)] = replace_field(written[number], passage=passage)
+        if kept != written:
+            _store(course, kept)
+            write(course, kept)
+
+
+def _with_helpers(passage: Passage, removed: list[Passage]) -> Passage:
+    """Return an answer with the removed answers that it uses, directly or indirectly, among its helpers."""
+    used = next((each for each in removed if each.names & passage.used), None)
+    if used is None:
+        return passage
+    imports, helpers = sorted({*passage.imports, *used.imports}), [*used.helpers, *used.code]
+    more = Passage(imports, list(dict.fromkeys([*helpers, *passage.helpers])), passage.code)
+    return _with_helpers(more, [each for each in removed if each is not used])
+
+
+def restore(course: Course) -> None:
+    """Write the package again if one of its modules was deleted. Raises OSError if it can't be written."""
+    with locked(course.memory / "library.lock"):
+        written = load(course)
+        if any(not path_of(course, exercise).exists() for exercise in written):
+            write(course, written)
+
+
+def _hashes(course: Course) -> dict[str, str]:
+    """Return the hash that each file of the package had when it was last written."""
+    try:
+        stored = json.loads((course.memory / "library_files.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return stored if isinstance(stored, dict) else {}
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def modules(course: Course) -> list[Module]:
+    """Return the modules of the library that contain the learner's answers, in the order of the chapters."""
+    written, ours = load(course), _hashes(course)
+    passages = {number: one.passage for number, one in written.items()}
+    found = []
+    for number in chapters_of(written):
+        name = module_name(number)
+        path = course.folder / PACKAGE / name
+        mine = [exercise for exercise in in_order(written) if chapter_of(exercise) == number]
+        texts = [text for exercise in mine for text in (*passages[exercise].helpers, *passages[exercise].code)]
+        found.append(
+            Module(
+                name=name,
+                chapter=number,
+                lines=sum(bool(line.strip()) for text in texts for line in text.split("\n")),
+                written=mine,
+                shown=[exercise for exercise in mine if written[exercise].how != "tplab check"],
+                borrowed=borrowed(course, number, passages),
+                edited=path.exists() and _hash(path.read_bytes()) != ours.get(name),
+            )
+        )
+    return found
+
+
+def path_of(course: Course, exercise: str) -> Path:
+    """Return the path of the module that the answer to an exercise is written to."""
+    return course.folder / PACKAGE / module_name(chapter_of(exercise))

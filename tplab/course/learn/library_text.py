@@ -1,0 +1,226 @@
+"""Write the files of the learner's library from their passed answers.
+
+    linear.py                     the answers to chapter 04, with the imports and helpers they use
+    operators.py, blocks.py       given: small adapters for answers that later chapters call in a different way
+    given/tensor_sharding.py      given: the course's code that the answers use (see given_code.py)
+
+If a later chapter imports from tplab what the learner wrote in an earlier one, the library uses the learner's answer
+instead. An answer that hasn't passed yet is borrowed, which means that its name is still imported from the course. So
+the package needs tplab until every answer that it uses is written.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tplab.course.learn.course_files import Course, all_chapters, chapter
+from tplab.course.learn.given_code import GIVEN, PACKAGE, CannotCopy, Part, copies, find_part
+from tplab.course.learn.passages import Passage, joined_imports
+from tplab.course.notebooks.cells import read_notebook
+from tplab.course.notebooks.numbering import START_NUMBER, chapter_of, place
+from tplab.course.notebooks.source import passed_names
+
+MODULES = (  # by chapter number. The modules of chapters that a teacher adds are named by their number
+    "memory", "collectives", "splitting", "mappings", "linear", "mlp", "attention", "embedding", "cross_entropy",
+    "randomness", "transformer", "cost", "sequence", "pipeline", "data_parallel", "training",
+)  # fmt: skip
+
+# Name that later chapters import from tplab -> the exercise whose answer takes its place, and the module that has it
+REPLACED = {
+    "copy_to_region": ("3.2", "operators"),
+    "reduce_from_region": ("3.3", "operators"),
+    "scatter_to_region": ("3.3", "operators"),
+    "gather_from_region": ("3.3", "operators"),
+    "ColumnParallelLinear": ("4.1", "linear"),
+    "RowParallelLinear": ("4.2", "linear"),
+    "shard": ("4.3", "linear"),
+    "unshard": ("4.3", "linear"),
+    "ParallelMLP": ("5.2", "blocks"),
+    "ParallelAttention": ("6.2", "blocks"),
+    "VocabParallelEmbedding": ("7.3", "embedding"),
+    "parallel_logits": ("7.4", "embedding"),
+    "vocab_parallel_cross_entropy": ("8.3", "blocks"),
+    "transformer": ("10.3", ""),
+    "allreduce_sequence_parallel_gradients": ("12.3", "blocks"),
+}
+TEMPLATES = ("operators", "blocks")
+
+# What `python -m my_tp` can run -> the exercises whose answers it needs, and the description that the learner sees
+DEMOS = {
+    "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
+    "attention": (("6.2",), "does the same with your attention"),
+    "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
+    "embedding": (("7.3", "7.4"), "looks up tokens, and scores them with the same table"),
+    "loss": (("8.3",), "computes the loss for GPT-2's vocabulary on two processes, and compares it with plain PyTorch"),
+    "dropout": (
+        ("9.2", "9.3", "9.4", "9.5"),
+        "trains your block with dropout and activation checkpointing on two processes",
+    ),
+    "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
+    "sequence": (("12.1",), "tells how much your block saves for the backward pass on one, two, and four processes"),
+    "replicas": (("14.1", "14.2"), "trains two replicas that learn as one, and compares them with a single model"),
+    "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages with your schedule"),
+    "cost": (("11.3", "11.4"), "says how busy a layer keeps 2, 4 and 8 H100s (or `--gpu a100`, `--gpu b200`)"),
+}
+
+# What train.py imports: the answers to these exercises, and these parts of the course's code
+FOR_TRAINING = ("10.3", "10.4", "10.5", "15.1", "15.2", "15.3")
+GIVEN_FOR_TRAINING = (
+    Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"),
+    Part("tplab.capstone.loop", "Functions"), Part("tplab.capstone.loop", "train"),
+)  # fmt: skip
+
+
+@dataclass
+class Imports:
+    """The imports of a chapter's module.
+
+    lines:     the import statements in four groups: from __future__, other packages, the library and the course
+    parts:     the parts of the given code and of the templates that it imports
+    borrowed:  exercise of an earlier chapter that isn't written yet -> the names that the module needs from it
+    """
+
+    lines: list[set[str]] = field(default_factory=lambda: [set(), set(), set(), set()])
+    parts: list[Part] = field(default_factory=list)
+    borrowed: dict[str, list[str]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        return "\n\n".join(joined_imports(block) for block in self.lines if block)
+
+
+def module_name(chapter: int) -> str:
+    """Return the name of the file in the package that contains the answers to a chapter's exercises."""
+    if chapter == START_NUMBER:
+        return "matmul.py"
+    return f"{MODULES[chapter] if chapter < len(MODULES) else f'chapter_{chapter:02d}'}.py"
+
+
+def in_order(exercises: Iterable[str]) -> list[str]:
+    return sorted(exercises, key=place)
+
+
+def chapters_of(exercises: Iterable[str]) -> list[int]:
+    return sorted({chapter_of(exercise) for exercise in exercises})
+
+
+def library_files(course: Course, written: dict[str, Passage], dates: dict[str, str]) -> dict[str, str]:
+    """Return the text of each file in the package.
+
+    written:  the passed answers by exercise
+    dates:    when each of them passed
+    """
+    parts = list(GIVEN_FOR_TRAINING) if is_enough_to_train(course, written) else []
+    runs = [name for name in DEMOS if written.keys() >= {*DEMOS[name][0]}]
+    parts += [Part(f"{PACKAGE}.demo", name) for name in [*runs, *(["main"] if runs else [])]]
+    texts = {"__main__.py": "from .demo import main\n\nmain()\n"} if runs else {}
+    for number in chapters_of(written):
+        imports = imports_of(number, written)
+        parts += imports.parts
+        texts[module_name(number)] = _module_text(number, course, written, dates, imports)
+    given = copies(parts)
+    if any(name.startswith(GIVEN) for name in given):
+        given[f"{GIVEN}/__init__.py"] = (
+            '"""What the course gave me: the code that my answers use and that I did not write."""\n'
+        )
+    return {**texts, **given, "__init__.py": _package_text(written, given)}
+
+
+def imports_of(number: int, written: dict[str, Passage]) -> Imports:
+    """Return the imports of a chapter's module, with earlier answers in place of what it imports from tplab."""
+    found = Imports()
+    future, others, own, courses = found.lines
+    for text in (text for exercise in written if chapter_of(exercise) == number for text in written[exercise].imports):
+        if text.startswith("from __future__"):
+            future.add(text)
+            continue
+        if not text.startswith(("from tplab", "import tplab")):
+            others.add(text)
+            continue
+        module, _, bound = text.removeprefix("from ").partition(" import ")
+        name, _, alias = bound.partition(" as ")
+        exercise, place = REPLACED.get(name, ("", ""))
+        if exercise and chapter_of(exercise) <= number and (not place or chapter_of(exercise) < number):
+            if exercise not in written:
+                names = found.borrowed.setdefault(exercise, [])
+                names += [] if name in names else [name]
+                courses.add(text)
+            elif place in TEMPLATES:
+                part = Part(f"{PACKAGE}.{place}", name)
+                found.parts.append(part)
+                own.add(part.imported(name=alias))
+            else:
+                own.add(f"from .{place} import {bound}")
+            continue
+        try:
+            part = find_part(module, name)
+            copies([part])
+        except CannotCopy:
+            courses.add(text)
+        else:
+            found.parts.append(part)
+            own.add(part.imported(name=alias))
+    return found
+
+
+def names_of(course: Course, number: int) -> dict[str, list[str]]:
+    """Return the names that a chapter's checks receive, by exercise: {"4.3": ["shard", "unshard"], ...}."""
+    cells = read_notebook(chapter(course, number).reference)
+    return {cell.marks["check"]: passed_names(cell.source) for cell in cells if "check" in cell.marks}
+
+
+def borrowed(course: Course, number: int, written: dict[str, Passage]) -> dict[str, list[str]]:
+    """Return the exercises that a chapter's passed answers use but that haven't passed, and the names it uses."""
+    lacking = imports_of(number, written).borrowed
+    return {exercise: lacking[exercise] for exercise in in_order(lacking)} | _of_same_chapter(course, number, written)
+
+
+def _of_same_chapter(course: Course, number: int, written: dict[str, Passage]) -> dict[str, list[str]]:
+    used = {name for exercise in written if chapter_of(exercise) == number for name in written[exercise].used}
+    found = {
+        exercise: [name for name in names if name in used]
+        for exercise, names in names_of(course, number).items()
+        if exercise not in written
+    }
+    return {exercise: names for exercise, names in found.items() if names}
+
+
+def is_enough_to_train(course: Course, written: dict[str, Passage]) -> bool:
+    """Return whether train.py can run, because everything that it imports is written and borrows nothing."""
+    if not written.keys() >= {*FOR_TRAINING}:
+        return False
+    return not any(borrowed(course, number, written) for number in chapters_of(written) if number in _TRAINS)
+
+
+_TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py imports, directly or indirectly
+
+
+def _module_text(
+    number: int, course: Course, written: dict[str, Passage], dates: dict[str, str], imports: Imports
+) -> str:
+    mine = {exercise: written[exercise] for exercise in in_order(written) if chapter_of(exercise) == number}
+    title = all_chapters(course)[number].title(read_notebook(chapter(course, number).reference))
+    lacking = _of_same_chapter(course, number, written)
+    if lacking:
+        imports.lines[3].add("from tplab.course.learn.borrow import borrow")
+    chapter_name = "The start page" if number == START_NUMBER else f"Chapter {number:02d}"
+    heading = f'"""{chapter_name}, {title}: written by me, and checked on real ranks."""'
+    parts = ["\n\n".join(part for part in (heading, imports.text()) if part)]
+    for exercise, names in lacking.items():
+        comment = f"# Borrowed from the course until exercise {exercise} passes"
+        parts.append("\n".join([comment, *(f'{name} = borrow("{exercise}", "{name}")' for name in names)]))
+    seen: set[str] = set()
+    for exercise, passage in mine.items():
+        for helper in passage.helpers:
+            if helper not in seen:
+                seen.add(helper)
+                parts.append(helper)
+        parts += [f"# Exercise {exercise}, passed on {dates[exercise]}", *passage.code]
+    return "\n\n\n".join(parts) + "\n"
+
+
+def _package_text(written: Iterable[str], given: Iterable[str]) -> str:
+    lines = ['"""My own library for tensor parallelism, which grows with each exercise that I pass.', ""]
+    for number in chapters_of(written):
+        exercises = [exercise for exercise in in_order(written) if chapter_of(exercise) == number]
+        lines.append(f"{module_name(number).removesuffix('.py'):<15} exercises {', '.join(exercises)}")
+    others = sorted({name.removesuffix(".py").partition("/")[0] for name in given})
+    return "\n".join([*lines, *(f"{name:<15} given by the course" for name in others), '"""', ""])

@@ -1,0 +1,45 @@
+"""Rebuild a chapter in its original state, and keep dated copies of files that are about to change."""
+
+import time
+from pathlib import Path
+
+from tplab.course.learn.course_files import ChapterFiles, Misuse
+
+KEPT = "kept"  # folder inside the learner's folder
+
+
+def first_state(files: ChapterFiles) -> str:
+    """Build the learner's notebook in its original state from the chapter's source. Raises Misuse if that fails."""
+    from tplab.course.notebooks.build import blank_chapter, load, skeleton, to_text  # slow to import
+    from tplab.course.notebooks.source import SourceError, read
+
+    try:
+        source, solution = read(files.source), load(files.reference)
+    except (OSError, SourceError) as error:
+        raise Misuse(f"{files.source} can't be read: {error}. Bring the course up to date: git pull") from error
+    ids = [cell.id for cell in skeleton(source, blank=True).cells]
+    if solution is None or [cell.id for cell in solution.cells] != ids:
+        raise Misuse(f"solutions/{files.stem}.ipynb is not what its source says. Build it: tplab build {files.stem}")
+    return to_text(blank_chapter(source, solution))
+
+
+def keep(path: Path, data: bytes, folder: Path) -> Path:
+    """Save `data` in `folder`/kept/ as a time-stamped copy of the file, and return its path.
+
+    Copies are never overwritten. If there's already a copy of the file with the same content, no new one is made.
+    """
+    kept = folder / KEPT
+    kept.mkdir(parents=True, exist_ok=True)
+    for copy in sorted(kept.glob(f"{path.stem}-*{path.suffix}")):
+        if copy.read_bytes() == data:
+            return copy
+    stem = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
+    count = 1
+    while True:
+        copy = kept / (f"{stem}{path.suffix}" if count == 1 else f"{stem}-{count}{path.suffix}")
+        try:
+            with open(copy, "xb") as file:
+                file.write(data)
+            return copy
+        except FileExistsError:
+            count += 1
