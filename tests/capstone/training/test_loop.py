@@ -103,7 +103,6 @@ def on_two(text: Path) -> list[Report]:
         "float32": (train, run("d", **float32)),
         "bfloat16": (train, run("e", **float32 | {"precision": "bfloat16"})),
         "planned": (train, run("o", **float32, plan=True)),
-        "gloo": (train, run("p", **float32, shared_memory=False)),
         "dropout, dp=2": (train, run("n", dp=2, micro_batch_size=2, dropout=0.1)),
         "diverged": (mended, run("i", **float32, save_every=1)),
         "signal": (with_a_signal, run("j", **many)),
@@ -137,13 +136,6 @@ def test_in_lower_precision_the_losses_are_nearly_the_same(on_two, expected):
     lower, single = (on_two[0][precision].losses for precision in ("bfloat16", "float32"))
     assert 1e-5 < apart(lower[:4], single[:4]) < 0.02
     assert apart(lower, single) < 0.15  # plain PyTorch's are 0.095 apart, because the learning rate is high at step 5
-
-
-def test_all_reduces_through_shared_memory_have_the_sums_of_gloo_bit_by_bit(text, on_two):
-    """With sequence parallelism, nothing could use it."""
-    assert on_two[0]["gloo"].losses == on_two[0]["float32"].losses
-    shares = {name: read_log(text.parent / name)[0]["shares_memory"] for name in ("d", "p", "b")}
-    assert shares == {"d": True, "p": False, "b": False}
 
 
 def test_a_plan_changes_no_loss_and_its_bytes_and_memory_come_true(text, on_two):
