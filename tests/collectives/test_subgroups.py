@@ -1,9 +1,12 @@
 """Groups within a group: who is in them, that they add up, and that nobody else takes part."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.tensor.on_ranks import assert_refused, refusals
 from tplab import launch
 from tplab.collectives.subgroups import split
 from tplab.runtime import RankError
@@ -34,10 +37,12 @@ def test_each_rank_gets_the_group_of_its_part() -> None:
     ]
 
 
-@pytest.mark.parametrize("parts", [[[0]], [[0, 1], [1]], [[0, 1, 2]], []])
-def test_parts_that_do_not_have_each_rank_once_are_refused(parts: list[list[int]]) -> None:
-    with pytest.raises(RankError, match=r"should have each of 2 ranks exactly once"):
-        launch(split, 2, args=(None, parts))
+def wrong_splits() -> list[str]:
+    return refusals(*(partial(split, None, parts) for parts in ([[0]], [[0, 1], [1]], [[0, 1, 2]], [])))
+
+
+def test_parts_that_do_not_have_each_rank_once_are_refused() -> None:
+    assert_refused(launch(wrong_splits, 2), *["should have each of 2 ranks exactly once"] * 4)
 
 
 def splits_after_one_more_group_on_rank_0() -> None:

@@ -1,4 +1,4 @@
-"""What the layer tests share: the ways to run a program on ranks, error messages, SGD steps, and comparing shards."""
+"""What the layer tests share: the ways to run a program on ranks, error messages, and training beside a plain layer."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.reference import TOLERANCE, assert_close, cut
+from tests.reference import TOLERANCE, assert_close, cut, random
 from tplab import launch, record
+from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.full_state import load_full_state_dict
 
 GROUPS = ([0, 2], [1, 3])
 
@@ -16,6 +18,21 @@ GROUPS = ([0, 2], [1, 3])
 def own_group() -> dist.ProcessGroup:
     """This rank's group, out of the two in GROUPS. Every rank creates both."""
     return [dist.new_group(members) for members in GROUPS][dist.get_rank() % 2]
+
+
+def everywhere(program: Callable, *args: object) -> None:
+    """Run program(group, *args), which asserts what it promises, without a process group, and then on four ranks.
+
+    There, it runs on each rank alone, in the two groups in GROUPS side by side, and on all ranks, where group is None.
+    """
+    program(None, *args)
+    launch(_in_all_groups, 4, args=(program, args), timeout=240)
+
+
+def _in_all_groups(program: Callable, args: tuple) -> None:
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    for group in (alone, own_group(), None):
+        program(group, *args)
 
 
 ON_RANKS = [(0, False), (1, False), (2, False), (4, False), (4, True)]
@@ -70,6 +87,13 @@ def traffic(*sections: Iterable) -> list[list[tuple]]:
     return [[(call.kind, call.op, call.bytes) for call in section] for section in sections]
 
 
+def with_random_weights(module: nn.Module, *key: object) -> nn.Module:
+    """The module with weights that depend on their names and the key alone."""
+    state = module.state_dict()
+    module.load_state_dict({name: random(tuple(t.shape), *key, name) / 2 for name, t in state.items()})
+    return module
+
+
 def train(
     model: nn.Module, batches: Iterable, split_bias: bool = False, read: Callable = traffic, **sgd: float
 ) -> tuple[dict, list]:
@@ -99,6 +123,43 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
     return first | {name: parameter.detach() for name, parameter in model.named_parameters()}, sent
+
+
+def assert_trains_like(
+    twin: nn.Module,
+    model: nn.Module,
+    batches: Iterable,
+    group: dist.ProcessGroup | None = None,
+    *,
+    cuts: Mapping[str, tuple] | None = None,
+    tolerance: float = TOLERANCE,
+    **options: object,
+) -> list:
+    """`model` takes the weights of its plain twin and trains like it. Return the traffic of the first step.
+
+    Each rank runs both. Every parameter says itself which part of it a rank has, but a wrong part gives a wrong output.
+    cuts:     name -> (dim, stride) of an input, or of the output "out", of which a rank has its part
+    options:  of `train`. The first one, `split_bias`, is about `model` alone
+    """
+    rank, p = rank_and_size(group)
+    load_full_state_dict(model, twin.state_dict(), group)
+    marks = {name: getattr(parameter, "tensor_parallel", None) for name, parameter in model.named_parameters()}
+
+    def part(name: str, whole: Tensor) -> Tensor:
+        if (mark := marks.get(name)) is not None:
+            return mark.shard(whole, rank, p)
+        return cut(whole, cuts[name][0], rank, p, cuts[name][1]) if name in (cuts or {}) else whole.detach()
+
+    steps = list(batches)
+    split_bias = bool(options.pop("split_bias", False))
+    expected, _ = train(twin, [({n: t.detach() for n, t in inputs.items()}, dy) for inputs, dy in steps], **options)
+    mine = [({name: part(name, t) for name, t in inputs.items()}, part("out", dy)) for inputs, dy in steps]
+    found, sent = train(model, mine, split_bias, **options)
+    assert set(found) == set(expected)
+    for name, whole in expected.items():
+        known = name in marks or name == "out"
+        assert_close(found[name], part(name if known else name.removeprefix("d"), whole), tolerance)
+    return sent
 
 
 def assert_shards(

@@ -8,19 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from tests.reference import TOLERANCE, assert_close, cut, random
-from tests.tensor.on_ranks import own_group
-from tplab import launch, record
+from tplab import record
+from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.mappings import all_gather
+
+TOLERANCES = {torch.float64: TOLERANCE, torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
 class Operator(NamedTuple):
     call: Callable
     forward: Callable  # every rank's x -> every rank's y
     backward: Callable  # every rank's dy -> every rank's dx
-    x: str  # what a layer has there: "replicated", a "part", or each rank's "own" tensor of the full size
-    y: str
+    sent: tuple[str, str]  # the collective of each pass, or "", which sends the whole tensor
+    x_is_part: bool
     dim: int  # of the parts
 
 
@@ -93,63 +95,33 @@ class Case(NamedTuple):
     layout: Callable = contiguous
     dy_layout: Callable = contiguous
     dtype: torch.dtype = torch.float64
-    as_in_a_layer: bool = False  # replicate what is replicated in a layer
 
 
-def _operate(case, group):
-    operator, shape, (rank, p) = case.operator, list(case.shape), (dist.get_rank(), dist.get_world_size(group))
-    if operator.x == "part":
-        shape[operator.dim] //= p
-    key_x, key_y = (0 if case.as_in_a_layer and side == "replicated" else rank for side in (operator.x, operator.y))
-    x = case.layout(tuple(shape), "x", key_x).to(case.dtype)
-    x_before, x = x.clone(), x.requires_grad_()
-    with record() as forward:
-        y = operator.call(x, group, **({} if case.stride == 1 else {"stride": case.stride}))
-    dy = case.dy_layout(tuple(y.shape), "dy", key_y).to(case.dtype)
-    dy_before = dy.clone()
-    with record() as backward:
-        (dx,) = torch.autograd.grad(y, x, dy)
-    assert torch.equal(x, x_before), "x was written to"
-    assert torch.equal(dy, dy_before), "dy was written to"
-    sent = [[(c.kind, c.bytes, c.dtype, c.op, c.end is not None) for c in section] for section in (forward, backward)]
-    return {"x": x_before, "y": y.detach(), "dy": dy_before, "dx": dx, "traffic": sent}
+def assert_right(group, cases: Sequence[Case]) -> None:
+    """What each rank gets is what the formulas say, the traffic is the operator's, and nothing was written to.
 
-
-def _operate_on_all(cases, in_groups):
-    group = own_group() if in_groups else None
-    return [_operate(case, group) for case in cases]
-
-
-def outcomes(cases: Sequence[Case], p: int, groups: Sequence[Sequence[int]] | None = None) -> list:
-    """(case, [outcome of each of its ranks]) for each group and each case."""
-    results = launch(_operate_on_all, p, args=(cases, groups is not None), timeout=120)
-    assert len(results) == p
-    return [
-        (case, [results[rank][number] for rank in members])
-        for members in groups or [range(p)]
-        for number, case in enumerate(cases)
-    ]
-
-
-def assert_right(cases: Sequence[Case], p: int, groups=None, tolerance: float = TOLERANCE) -> list:
-    """Compare the `outcomes`, and return them."""
-    found = outcomes(cases, p, groups)
-    for case, ranks in found:
-        operator = case.operator
-        ys = operator.forward([rank["x"] for rank in ranks], operator.dim, case.stride)
-        dxs = operator.backward([rank["dy"] for rank in ranks], operator.dim, case.stride)
-        for rank, y, dx in zip(ranks, ys, dxs, strict=True):
-            assert_close(rank["y"], y, tolerance)
-            assert_close(rank["dx"], dx, tolerance)
-    return found
-
-
-def assert_adjoint(cases: Sequence[Case], p: int) -> None:
-    """<dy, A x> = <A^T dy, x>. A replicated tensor is one vector and counts once; the ranks' own tensors are p."""
-    for (operator, *_), ranks in outcomes([case._replace(as_in_a_layer=True) for case in cases], p):
-        products = []
-        for side, given, result in ((operator.y, "dy", "y"), (operator.x, "x", "dx")):
-            of_ranks = [torch.sum(rank[given] * rank[result]) for rank in ranks]
-            products.append(of_ranks[0] if side == "replicated" else sum(of_ranks))
-            assert side != "replicated" or all(torch.equal(rank[result], ranks[0][result]) for rank in ranks)
-        assert abs(products[0] - products[1]) < 1e-10, operator
+    A single rank gets its own tensor back and sends nothing.
+    """
+    rank, p = rank_and_size(group)
+    for case in cases:
+        operator, shape, size = case.operator, list(case.shape), torch.Size(case.shape).numel() * case.dtype.itemsize
+        if operator.x_is_part:
+            shape[operator.dim] //= p
+        x = case.layout(tuple(shape), "x", rank_and_size()[0]).to(case.dtype)
+        x_before, x = x.clone(), x.requires_grad_()
+        with record() as forward:
+            y = operator.call(x, group, **({} if case.stride == 1 else {"stride": case.stride}))
+        dy = case.dy_layout(tuple(y.shape), "dy", rank_and_size()[0]).to(case.dtype)
+        dy_before = dy.clone()
+        assert (y is x) == (p == 1)
+        with record() as backward:
+            (dx,) = torch.autograd.grad(y, x, dy)
+        assert torch.equal(x, x_before), "x was written to"
+        assert torch.equal(dy, dy_before), "dy was written to"
+        xs, dys = (all_gather(t, group) if p > 1 else [t] for t in (x_before, dy_before))
+        assert_close(y.detach(), operator.forward(xs, operator.dim, case.stride)[rank], TOLERANCES[case.dtype])
+        assert_close(dx, operator.backward(dys, operator.dim, case.stride)[rank], TOLERANCES[case.dtype])
+        for section, kind in zip((forward, backward), operator.sent, strict=True):
+            op, name = None if kind == "all_gather" else "sum", str(case.dtype).removeprefix("torch.")
+            expected = [(kind, size, name, op, True)] if kind and p > 1 else []
+            assert [(c.kind, c.bytes, c.dtype, c.op, c.end is not None) for c in section] == expected

@@ -5,30 +5,26 @@ import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.gpu import real_gpu
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import on_ranks, results_of, traffic
-from tests.tensor.on_ranks import train as train_sgd
+from tests.tensor.on_ranks import assert_trains_like, everywhere, traffic
 from tplab import launch, record
+from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
-from tplab.tensor.sharding import Block
 
 VOCAB, HIDDEN = 21, 6  # 21: every p > 1 has to pad, and p = 4 with multiple=8 leaves the last rank nothing but padding
 BATCH, SEQUENCE = 3, 14  # twice as many places as ids
 FULL, FLOAT64 = (BATCH, SEQUENCE), torch.float64
-STEPS = 3
-LEARNING_RATE = 0.1
 ONE = {"multiple": 1}
 OPTIONS = [
     ONE,
     {"multiple": 8},
     {"multiple": 1, "padding_idx": 0},
-    {"multiple": 1, "padding_idx": 11},  # the last row of rank 0 of 2, in the middle of a shard of 4
+    {"multiple": 1, "padding_idx": 11},  # the last row of the first of 2 ranks, in the middle of a shard of 4
     {"multiple": 1, "padding_idx": -1},
     {"multiple": 1, "check_ids": "later"},
     {},
@@ -49,125 +45,87 @@ def all_ids(step: int = 0) -> Tensor:
     return (order % VOCAB).view(BATCH, SEQUENCE)
 
 
-def padded(whole: Tensor, p: int, multiple: int) -> Tensor:
-    """Zeros below, until each of p ranks has as many rows, a multiple of `multiple`; by counting."""
+def rows_of(whole: Tensor, rank: int, p: int, multiple: int = 1) -> Tensor:
+    """A rank's rows. Zeros are below, until each of p ranks has as many rows, a multiple of `multiple`; by counting."""
     rows = len(whole)
     while rows % (p * multiple):
         rows += 1
-    return F.pad(whole, (0, 0, 0, rows - len(whole)))
-
-
-def rows_of(whole: Tensor, rank: int, p: int, multiple: int = 1) -> Tensor:
-    return padded(whole, p, multiple).chunk(p)[rank]
-
-
-# Looking up
-
-
-def train(module: nn.Module, shape: tuple[int, ...] = FULL, dtype: torch.dtype = FLOAT64):
-    """The first step's output, gradient and traffic, and the weight after several steps of SGD."""
-    batches = []
-    for step in range(STEPS):
-        ids = all_ids(step).view(-1)[: torch.Size(shape).numel()].view(shape)
-        batches.append(({"ids": ids}, random((*shape, HIDDEN), "dy", step).to(dtype)))
-    return train_sgd(module, batches, lr=LEARNING_RATE)
-
-
-def plain(options: dict, dtype: torch.dtype = FLOAT64) -> nn.Embedding:
-    return nn.Embedding(VOCAB, HIDDEN, options.get("padding_idx"), _weight=table().to(dtype))
+    return F.pad(whole, (0, 0, 0, rows - len(whole))).chunk(p)[rank]
 
 
 def parallel(options: dict, group=None, dtype: torch.dtype = FLOAT64) -> VocabParallelEmbedding:
     module = VocabParallelEmbedding(VOCAB, HIDDEN, **options, group=group, dtype=dtype)
     load_full_state_dict(module, {"weight": table().to(dtype)}, group)
+    rank, p = rank_and_size(group)
+    assert torch.equal(module.weight, rows_of(table().to(dtype), rank, p, options.get("multiple", 128)))
     return module
 
 
-def assert_equals_plain(results, options, shape=FULL, dtype=FLOAT64):
-    """`results`: what `train` gave on the ranks of one group."""
-    expected, _ = train(plain(options, dtype), shape, dtype)
-    for rank, result in enumerate(results):
-        assert torch.equal(result["out"], expected["out"])  # a sum with zeros rounds nothing
-        for name in ("dweight", "weight"):
-            mine = rows_of(expected[name], rank, len(results), options.get("multiple", 128))
-            assert_close(result[name], mine, TOLERANCES[dtype])
-
-
-def odd_inputs(ids):
-    return [ids.T, ids[:, ::3], ids[:1].expand(4, -1), ids.int()]
+# Looking up
 
 
 def _look_up(group):
-    """All cases; ids of odd layouts; a table with NaN in a row that nobody wants; one that is frozen; a deep copy."""
-    outcomes = [train(parallel(options, group, dtype), shape, dtype) for options, shape, dtype in CASES]
-    odd = [parallel(ONE, group)(ids).detach() for ids in odd_inputs(all_ids())]
+    """All cases; ids of odd layouts; a table with NaN in a row that nobody wants; one that is frozen."""
+    for options, shape, dtype in CASES:
+        twin = nn.Embedding(VOCAB, HIDDEN, options.get("padding_idx"), _weight=table().to(dtype))
+        batches = []
+        for step in (0, 1):
+            ids = all_ids(step).view(-1)[: torch.Size(shape).numel()].view(shape)
+            batches.append(({"ids": ids}, random((*shape, HIDDEN), "dy", step, dtype=dtype)))
+        model = parallel(options, group, dtype)
+        sent = assert_trains_like(twin, model, batches, group, tolerance=TOLERANCES[dtype], lr=0.1)
+        one = [("all_reduce", "sum", torch.Size(shape).numel() * HIDDEN * dtype.itemsize)]
+        assert sent == [one if rank_and_size(group)[1] > 1 else [], []]  # g, and nothing backward
+    ids = all_ids()
+    for odd in (ids.T, ids[:, ::3], ids[:1].expand(4, -1), ids.int()):
+        assert torch.equal(parallel(ONE, group)(odd), table()[odd])  # a sum with zeros rounds nothing
     spoiled, frozen = parallel(ONE, group), parallel(ONE, group).requires_grad_(False)
     with torch.no_grad():
         spoiled.weight[0] = torch.nan  # what a mask by multiplication would let through
-    assert not frozen(all_ids()).requires_grad
-    twin = train(copy.deepcopy(parallel(ONE, group)))[0]
-    assert all(torch.equal(twin[name], outcomes[0][0][name]) for name in twin)
-    return outcomes, odd, spoiled(torch.tensor([1, 13])).detach()
+    assert torch.equal(spoiled(torch.tensor([1, 13])), table()[[1, 13]])
+    assert not frozen(ids).requires_grad
 
 
-@on_ranks
-def test_vectors_gradients_and_steps_equal_nn_embedding_for_all_options(p, in_groups):
-    for results in results_of(_look_up, p, in_groups):
-        for number, (options, shape, dtype) in enumerate(CASES):
-            outcomes, sent = zip(*(outcomes[number] for outcomes, _, _ in results), strict=True)
-            assert_equals_plain(outcomes, options, shape, dtype)
-            one = [("all_reduce", "sum", torch.Size(shape).numel() * HIDDEN * dtype.itemsize)]
-            assert all(calls == [one if len(results) > 1 else [], []] for calls in sent)  # g, and nothing backward
-        for _, odd, spoiled in results:
-            assert all(torch.equal(out, table()[ids]) for out, ids in zip(odd, odd_inputs(all_ids()), strict=True))
-            assert torch.equal(spoiled, table()[[1, 13]])
+def test_vectors_gradients_and_steps_equal_nn_embedding_for_all_options():
+    everywhere(_look_up)
 
 
 # The output layer
 
 
-LOGITS = [{}, {"async_grad_allreduce": True}, {"gather": True, "vocab_size": VOCAB}, {"gather": True}]
-
-
 def _logits(group):
-    """What parallel_logits gives for each case: out, gradients of x, of the shard and of the bias, and the traffic."""
-    rank, p = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-    outcomes = []
-    for options in LOGITS:
-        x = random((2, 5, HIDDEN), "x").requires_grad_()
-        weight = rows_of(table(), rank, p).clone().requires_grad_()
-        bias = rows_of(random((VOCAB, 1), "bias"), rank, p)[:, 0].clone().requires_grad_()
+    rank, p = rank_and_size(group)
+    whole = random((2, 5, HIDDEN), "x"), table(), random((VOCAB, 1), "bias")[:, 0]
+    x, weight, bias = (tensor.requires_grad_() for tensor in whole)
+    expected, upstream = x @ weight.T + bias, random((2, 5, VOCAB), "dlogits")
+    dx, dw, db = torch.autograd.grad(expected, (x, weight, bias), upstream)
+    padding = p * len(rows_of(table(), rank, p)) - VOCAB
+    expected = expected.detach()
+    every, every_upstream = F.pad(expected, (0, padding)), F.pad(upstream, (0, padding))
+    for options, want, dy in [
+        ({}, every.chunk(p, -1)[rank], every_upstream.chunk(p, -1)[rank]),
+        ({"async_grad_allreduce": True}, every.chunk(p, -1)[rank], every_upstream.chunk(p, -1)[rank]),
+        ({"gather": True, "vocab_size": VOCAB}, expected, upstream),
+        ({"gather": True}, every, every_upstream),
+    ]:
+        mine = [x, rows_of(weight, rank, p), rows_of(bias[:, None], rank, p)[:, 0]]
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in mine]
         with record() as forward:
-            out = parallel_logits(x, weight, bias, group=group, **options)
+            out = parallel_logits(*leaves, group=group, **options)
         assert ("Async" in out.grad_fn.name()) == (p > 1 and "async_grad_allreduce" in options)
-        dy = F.pad(random((2, 5, VOCAB), "dlogits"), (0, p * len(weight) - VOCAB))
-        dy = dy[..., : out.shape[-1]] if options.get("gather") else dy.chunk(p, -1)[rank]
         with record() as backward:
             out.backward(dy)
-        outcomes.append((out.detach(), x.grad, weight.grad, bias.grad, traffic(forward, backward)))
-    return outcomes
+        assert_close(out, want)
+        wanted = dx, rows_of(dw, rank, p), rows_of(db[:, None], rank, p)[:, 0]
+        for leaf, gradient in zip(leaves, wanted, strict=True):
+            assert_close(leaf.grad, gradient)
+        gathered = [("all_gather", None, 80 * (VOCAB + padding))] if options.get("gather") else []
+        sent = [gathered, [("all_reduce", "sum", 80 * HIDDEN)]] if p > 1 else [[], []]
+        assert traffic(forward, backward) == sent
 
 
-@on_ranks
-def test_logits_and_gradients_equal_a_matmul_with_the_whole_table(p, in_groups):
-    x, weight, bias = random((2, 5, HIDDEN), "x"), table(), random((VOCAB, 1), "bias")[:, 0]
-    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
-    expected = x @ weight.T + bias
-    expected.backward(random((2, 5, VOCAB), "dlogits"))
-    dx, dw, db = (leaf.grad for leaf in leaves)
-    for results in results_of(_logits, p, in_groups):
-        size = len(results)
-        padding = len(padded(table(), size, 1)) - VOCAB
-        every = F.pad(expected.detach(), (0, padding))
-        for rank, outcomes in enumerate(results):
-            wanted = [every.chunk(size, -1)[rank]] * 2 + [expected.detach(), every]
-            for (out, got_dx, got_dw, got_db, sent), want, options in zip(outcomes, wanted, LOGITS, strict=True):
-                assert_close(out, want)
-                assert_close(got_dx, dx)
-                assert_close(got_dw, rows_of(dw, rank, size))
-                assert_close(got_db, rows_of(db[:, None], rank, size)[:, 0])
-                gathered = [("all_gather", None, 80 * (VOCAB + padding))] if options.get("gather") else []
-                assert sent == ([gathered, [("all_reduce", "sum", 80 * HIDDEN)]] if size > 1 else [[], []])
+def test_logits_and_gradients_equal_a_matmul_with_the_whole_table():
+    everywhere(_logits)
 
 
 # Ids that are not in the vocabulary
@@ -175,42 +133,32 @@ def test_logits_and_gradients_equal_a_matmul_with_the_whole_table(p, in_groups):
 WRONG = [-1, -VOCAB, VOCAB, VOCAB + 2, VOCAB + 3, 10**9]  # VOCAB to VOCAB + 2 are padding rows at p = 4
 
 
-def _wrong_ids():
-    return {check_ids: wrong_ids(check_ids) for check_ids in (None, "later")}
-
-
-def wrong_ids(check_ids):
-    seen = []
-    for wrong in WRONG:
-        module = parallel({"multiple": 1, "check_ids": check_ids})
-        ids = all_ids()
-        ids[1, 4] = ids[2, 0] = wrong
-        for call in (ids, all_ids()):
-            with record() as sent:
-                try:
-                    outcome = module(call).detach()
-                except IndexError as error:
-                    outcome = str(error), getattr(error, "__notes__", [])
-            seen.append((outcome, len(sent)))
-    return seen
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_an_id_outside_the_vocabulary_raises_at_once_or_gives_nan_and_raises_in_the_next_call(p):
-    right = torch.ones(BATCH, SEQUENCE, dtype=torch.bool)
+def _wrong_ids(group):
+    right, p = torch.ones(FULL, dtype=torch.bool), rank_and_size(group)[1]
     right[1, 4] = right[2, 0] = False
-    for found in launch(_wrong_ids, p):
-        messages, outcomes = found[None], found["later"]
-        place = "at [1, 4] of [3, 14] is outside the vocabulary: its 21 ids are 0 to 20"
-        assert [refused for refused, _ in messages[::2]] == [(f"id {wrong} {place}", []) for wrong in WRONG]
-        assert all(sent == 0 for _, sent in messages[::2])
-        assert all(torch.equal(out, table()[all_ids()]) for out, _ in messages[1::2])
-        for wrong, (out, sent), ((message, notes), sent_next) in zip(WRONG, outcomes[::2], outcomes[1::2], strict=True):
-            assert out[~right].isnan().all()
-            assert torch.equal(out[right], table()[all_ids()[right]])
-            assert (sent, sent_next) == (p > 1, 0)
-            assert message.startswith(f"id {wrong} at [1, 4] of [3, 14] is outside the vocabulary")
-            assert "the call before this one" in notes[0]
+    for wrong in WRONG:
+        ids, words = all_ids().masked_fill(~right, wrong), f"id {wrong} at [1, 4] of [3, 14] is outside the vocabulary"
+        module = parallel(ONE, group)
+        with pytest.raises(IndexError) as error, record() as sent:
+            module(ids)
+        assert str(error.value) == f"{words}: its 21 ids are 0 to 20"
+        assert not sent
+        assert torch.equal(module(all_ids()), table()[all_ids()])
+        module = parallel({"multiple": 1, "check_ids": "later"}, group)
+        with record() as sent:
+            out = module(ids)
+        assert len(sent) == (p > 1)
+        assert out[~right].isnan().all()
+        assert torch.equal(out[right], table()[all_ids()[right]])
+        with pytest.raises(IndexError) as error, record() as sent:
+            module(all_ids())
+        assert str(error.value).startswith(words)
+        assert len(error.value.__notes__) == 1
+        assert not sent
+
+
+def test_an_id_outside_the_vocabulary_raises_at_once_or_gives_nan_and_raises_in_the_next_call():
+    everywhere(_wrong_ids)
 
 
 def test_a_late_report_is_given_once_and_on_request():
@@ -266,52 +214,36 @@ def _fives(weight):
     nn.init.constant_(weight, 5.0)
 
 
-METHODS = [
-    {"init_method": _fives, "per_rank_init": per_rank_init, "padding_idx": 2, "multiple": 8}
-    for per_rank_init in (False, True)
-]
-
-
 def _initial():
-    outcomes = []
-    for options in [*OPTIONS, *METHODS, {"per_rank_init": True, "multiple": 1}]:
-        torch.manual_seed(11)
-        module = VocabParallelEmbedding(VOCAB, HIDDEN, **options)
-        sharding = module.weight.tensor_parallel
-        assert (sharding.dim, sharding.blocks) == (0, (Block(VOCAB, options.get("multiple", 128), padded=True),))
-        outcomes.append((module.weight.detach(), full_state_dict(module), torch.rand(1)))
-    return outcomes
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_the_first_values_are_those_of_nn_embedding_with_the_same_seed_for_every_p(p):
-    wanted = []
     for options in OPTIONS:
         torch.manual_seed(11)
-        wanted.append((nn.Embedding(VOCAB, HIDDEN, options.get("padding_idx")).weight, torch.rand(1)))
+        whole, after = nn.Embedding(VOCAB, HIDDEN, options.get("padding_idx")).weight, torch.rand(1)
+        torch.manual_seed(11)
+        assert torch.equal(full_state_dict(VocabParallelEmbedding(VOCAB, HIDDEN, **options))["weight"], whole)
+        assert torch.equal(torch.rand(1), after)
     filled = torch.full((VOCAB, HIDDEN), 5.0)
     filled[2] = 0
-    wanted += [(filled, None)] * 2
-    results = launch(_initial, p)
-    for rank, (*outcomes, (_, _, then)) in enumerate(results):
-        for options, (weight, state, after), (whole, next_number) in zip(
-            OPTIONS + METHODS, outcomes, wanted, strict=True
-        ):
-            assert list(state) == ["weight"]
-            assert torch.equal(state["weight"], whole)
-            assert torch.equal(weight, rows_of(whole, rank, p, options.get("multiple", 128)))
-            assert next_number is None or torch.equal(after, next_number)
-        assert torch.equal(then, results[0][-1][2])
-    drawn_per_rank = torch.cat([outcomes[-1][0] for outcomes in results])[:VOCAB]
-    assert len(set(drawn_per_rank.flatten().tolist())) == VOCAB * HIDDEN
+    for per_rank_init in (False, True):
+        options = {"init_method": _fives, "per_rank_init": per_rank_init, "padding_idx": 2, "multiple": 8}
+        module = VocabParallelEmbedding(VOCAB, HIDDEN, **options)
+        assert torch.equal(module.weight, rows_of(filled, *rank_and_size(), 8))
+        assert full_state_dict(module).keys() == {"weight"}
+    torch.manual_seed(11)
+    return VocabParallelEmbedding(VOCAB, HIDDEN, per_rank_init=True, multiple=1).weight.detach(), torch.rand(1)
+
+
+def test_the_first_values_are_those_of_nn_embedding_with_the_same_seed_for_every_p():
+    for p in (1, 4):
+        drawn_per_rank, then = zip(*launch(_initial, p), strict=True)
+        assert len(set(torch.cat(drawn_per_rank)[:VOCAB].flatten().tolist())) == VOCAB * HIDDEN
+        assert all(torch.equal(number, then[0]) for number in then)
 
 
 def test_on_meta_shapes_work_without_memory_and_a_module_says_what_it_holds():
     assert "21, 6, padding_idx=0, rank 0 of 1 holds rows 0 to 20" in repr(parallel(OPTIONS[2]))
-    module = VocabParallelEmbedding(VOCAB, HIDDEN, device="meta")
-    assert module(all_ids().to("meta")).shape == (BATCH, SEQUENCE, HIDDEN)
-    later = VocabParallelEmbedding(VOCAB, HIDDEN, device="meta", check_ids="later")
-    assert later(all_ids().to("meta")).shape == later(all_ids().to("meta")).shape == (BATCH, SEQUENCE, HIDDEN)
+    for check_ids in (None, "later"):
+        module = VocabParallelEmbedding(VOCAB, HIDDEN, device="meta", check_ids=check_ids)
+        assert module(all_ids().to("meta")).shape == module(all_ids().to("meta")).shape == (BATCH, SEQUENCE, HIDDEN)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,21 @@
-"""First values of shards: `tplab.tensor.initialization`."""
+"""First values of shards that are drawn per rank: `tplab.tensor.initialization`.
+
+test_linear.py, test_qkv.py and test_embedding.py compare those that come from a master weight with torch's own layers.
+"""
 
 import math
-from functools import partial
+from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from tests.reference import cut
-from tests.tensor.on_ranks import assert_refused, refusals
-from tplab import launch
+from tests.tensor.on_ranks import refusals
+from tplab.tensor import initialization
 from tplab.tensor.initialization import init_parameter
 from tplab.tensor.sharding import Sharding
 
-OUT, IN = 600, 400
+OUT, IN, P = 600, 400, 4
 
 
 def _normal_through_data(weight):
@@ -36,70 +37,28 @@ METHODS = {
 }
 
 
-def _shard(dim, stride=1, dtype=None):
+def draw(method, dim=0, rank=0):
+    """This rank's shard of P, and what is drawn next."""
     shape = [OUT, IN]
-    shape[dim] //= dist.get_world_size() if dist.is_initialized() else 1
-    parameter = nn.Parameter(torch.empty(shape, dtype=dtype))
-    parameter.tensor_parallel = Sharding(dim, stride)
-    return parameter
-
-
-def _draw(method, dim, stride, per_rank, seed=5):
-    torch.manual_seed(seed)
-    parameter = _shard(dim, stride)
-    init_parameter(parameter, method, per_rank=per_rank)
+    shape[dim] //= P
+    parameter = nn.Parameter(torch.empty(shape))
+    parameter.tensor_parallel = Sharding(dim)
+    torch.manual_seed(5)
+    with mock.patch.object(initialization, "rank_and_size", return_value=(rank, P)):
+        init_parameter(parameter, method, per_rank=True)
     return parameter.detach(), torch.rand(4)
 
 
-CUTS = [(0, 1), (0, 3), (1, 2)]
-
-
-def _draw_from_master():
-    return [_draw(nn.init.xavier_normal_, dim, stride, False) for dim, stride in CUTS]
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_from_a_master_weight_every_rank_has_its_part_of_the_same_matrix(p):
-    torch.manual_seed(5)
-    whole = nn.init.xavier_normal_(torch.empty(OUT, IN))
-    afterwards = torch.rand(4)
-    for rank, draws in enumerate(launch(_draw_from_master, p)):
-        for (part, rank_afterwards), (dim, stride) in zip(draws, CUTS, strict=True):
-            assert torch.equal(part, cut(whole, dim, rank, p, stride))
-            assert torch.equal(rank_afterwards, afterwards)
-
-
-def _draw_all():
-    """Each method, by rows and by columns; a replicated parameter; and methods that need the whole matrix."""
-    drawn = [[_draw(method, dim, 1, per_rank=True) for method in METHODS] for dim in (0, 1)]
-    replicated = []
-    for per_rank in (False, True):
-        torch.manual_seed(5)
-        replicated.append(nn.Parameter(torch.empty(OUT)))
-        init_parameter(replicated[-1], nn.init.normal_, per_rank=per_rank)
-    methods = (nn.init.orthogonal_, nn.init.eye_, _copy_ones, _nothing)
-    refused = refusals(*(partial(init_parameter, _shard(0), method, per_rank=True) for method in methods))
-    return drawn, [parameter.detach() for parameter in replicated], refused
-
-
-def test_drawn_per_rank_shards_have_the_std_of_the_whole_and_differ_from_rank_to_rank():
-    torch.manual_seed(5)
-    expected = nn.init.normal_(torch.empty(OUT))
-    results = launch(_draw_all, 4)
-    for dim in (0, 1):
-        for number, (method, std) in enumerate(METHODS.items()):
-            draws = [drawn[dim][number] for drawn, _, _ in results]
-            parts = [part for part, _ in draws]
-            for part in parts:  # 60,000 numbers: 2 % is seven standard errors, and a wrong fan gives 13 % or more
-                assert abs(part.std().item() / std - 1) < 0.02, method.__name__
-            for first in range(4):
-                for second in range(first):
-                    assert (parts[first] == parts[second]).float().mean() < 0.001, method.__name__
-            assert all(torch.equal(afterwards, draws[0][1]) for _, afterwards in draws)
-    for _, replicated, refused in results:
-        assert all(torch.equal(parameter, expected) for parameter in replicated)
-        assert_refused([refused], *["per_rank_init can't draw a shard with this init_method"] * 4)
-        assert all("or per_rank_init=False" in message for message in refused)
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_drawn_per_rank_shards_have_the_std_of_the_whole_and_differ_from_rank_to_rank(method, dim):
+    parts, afterwards = zip(*(draw(method, dim, rank) for rank in range(P)), strict=True)
+    for part in parts:  # 60,000 numbers: 2 % is seven standard errors, and a wrong fan gives 13 % or more
+        assert abs(part.std().item() / METHODS[method] - 1) < 0.02
+    for first in range(P):
+        for second in range(first):
+            assert (parts[first] == parts[second]).float().mean() < 0.001
+    assert all(torch.equal(numbers, afterwards[0]) for numbers in afterwards)
 
 
 def _copy_ones(weight):
@@ -110,21 +69,25 @@ def _nothing(weight):
     pass
 
 
-def _truncated():
-    """Depending on torch's version a truncated normal is drawn in plain steps or in a loop until it fits."""
-    try:
-        return _draw(nn.init.trunc_normal_, 0, 1, per_rank=True)[0].std().item()
-    except ValueError as error:
-        return str(error)
+def test_methods_that_need_the_whole_matrix_are_refused():
+    """Depending on torch's version, a truncated normal is drawn in plain steps or in a loop until it fits."""
+    for method in (nn.init.orthogonal_, nn.init.eye_, _copy_ones, _nothing):
+        (message,) = refusals(lambda method=method: draw(method))
+        assert "per_rank_init can't draw a shard with this init_method" in message
+        assert "or per_rank_init=False" in message
+    drawn = []
+    (message,) = refusals(lambda: drawn.append(draw(nn.init.trunc_normal_)[0]))
+    assert abs(drawn[0].std() / 0.88 - 1) < 0.02 if drawn else "can't draw a shard" in message
 
 
-def test_a_truncated_normal_is_drawn_right_or_refused():
-    for outcome in launch(_truncated, 2):
-        assert "can't draw a shard" in outcome if isinstance(outcome, str) else abs(outcome / 0.88 - 1) < 0.02
-
-
-@pytest.mark.parametrize("per_rank", [False, True])
-def test_without_a_process_group_the_method_fills_the_parameter(per_rank):
-    part, _ = _draw(nn.init.orthogonal_, 0, 1, per_rank)
-    torch.manual_seed(5)
-    assert torch.equal(part, nn.init.orthogonal_(torch.empty(OUT, IN)))
+def test_what_is_replicated_and_what_has_no_process_group_is_filled_by_the_method():
+    for method, shape, sharding in ((nn.init.normal_, (OUT,), None), (nn.init.orthogonal_, (OUT, IN), Sharding(0))):
+        torch.manual_seed(5)
+        expected = method(torch.empty(shape))
+        for per_rank in (False, True):
+            parameter = nn.Parameter(torch.empty(shape))
+            if sharding:
+                parameter.tensor_parallel = sharding
+            torch.manual_seed(5)
+            init_parameter(parameter, method, per_rank=per_rank)
+            assert torch.equal(parameter, expected)

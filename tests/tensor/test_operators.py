@@ -3,13 +3,12 @@
 import itertools
 from contextlib import nullcontext
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from tests.reference import assert_close, cut, random
 from tests.tensor import operators as ops
-from tests.tensor.on_ranks import GROUPS, refusals
+from tests.tensor.on_ranks import everywhere, refusals
 from tests.tensor.operators import LAYOUTS, Case, Operator
 from tplab import launch, record
 from tplab.sequence.regions import (
@@ -19,13 +18,14 @@ from tplab.sequence.regions import (
 )
 from tplab.tensor.operators import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 
+SUM, GATHER = "all_reduce", "all_gather"
 # fmt: off
 OPERATORS = {
-    #                    call                 forward      backward     x             y
-    "f":       Operator(copy_to_region,      ops.same,    ops.summed,  "replicated", "own",        -1),
-    "g":       Operator(reduce_from_region,  ops.summed,  ops.same,    "own",        "replicated", -1),
-    "scatter": Operator(scatter_to_region,   ops.parts,   ops.joined,  "replicated", "part",       -1),
-    "gather":  Operator(gather_from_region,  ops.joined,  ops.parts,   "part",       "replicated", -1),
+    #                    call                 forward      backward    sent          x is a part  dim
+    "f":       Operator(copy_to_region,      ops.same,    ops.summed, ("", SUM),    False,       -1),
+    "g":       Operator(reduce_from_region,  ops.summed,  ops.same,   (SUM, ""),    False,       -1),
+    "scatter": Operator(scatter_to_region,   ops.parts,   ops.joined, ("", GATHER), False,       -1),
+    "gather":  Operator(gather_from_region,  ops.joined,  ops.parts,  (GATHER, ""), True,        -1),
 }
 # fmt: on
 WITH_STRIDE = [OPERATORS["scatter"], OPERATORS["gather"]]
@@ -36,87 +36,38 @@ ALL = {name: operator.call for name, operator in OPERATORS.items()} | {
 SHAPES = [(24,), (3, 24), (2, 3, 24), (2, 1, 3, 24), (0, 24), (2, 0, 24)]
 CASES = [Case(operator, shape) for operator in OPERATORS.values() for shape in SHAPES]
 CASES += [Case(operator, shape, stride) for operator in WITH_STRIDE for shape in SHAPES for stride in (2, 3)]
-CASES += [
-    Case(operator, (4, 24), 1, layout, dy) for operator in OPERATORS.values() for layout in LAYOUTS for dy in LAYOUTS
-]
+CASES += [Case(operator, (4, 24), 1, layout, layout) for operator in OPERATORS.values() for layout in LAYOUTS]
+CASES += [Case(operator, (2, 3, 24), dtype=dtype) for operator in OPERATORS.values() for dtype in ops.TOLERANCES]
 
 
-@pytest.mark.parametrize(("p", "groups"), [(2, None), (4, None), (4, GROUPS)])
-def test_forward_and_backward_are_the_formula_for_every_shape_stride_and_layout(p, groups):
-    ops.assert_right(CASES, p, groups)
+def test_forward_backward_and_traffic_are_the_formula_for_every_shape_stride_layout_and_dtype():
+    everywhere(ops.assert_right, CASES)
 
 
-@pytest.mark.parametrize("p", [2, 4])
-def test_each_backward_is_the_adjoint(p):
-    cases = [Case(operator, (3, 24)) for operator in OPERATORS.values()]
-    ops.assert_adjoint(cases + [Case(operator, (3, 24), stride=2) for operator in WITH_STRIDE], p)
+# On two ranks
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)]
-)
-def test_each_operator_sends_the_whole_tensor_once_and_rounds_as_its_precision_says(dtype, tolerance):
-    size, name = 2 * 3 * 24 * dtype.itemsize, str(dtype).removeprefix("torch.")
-    reduction, gathering = [("all_reduce", size, name, "sum", True)], [("all_gather", size, name, None, True)]
-    traffic = [[[], reduction], [reduction, []], [[], gathering], [gathering, []]]
-    found = ops.assert_right([Case(each, (2, 3, 24), dtype=dtype) for each in OPERATORS.values()], 4, None, tolerance)
-    for (_, ranks), expected in zip(found, traffic, strict=True):
-        assert all(rank["traffic"] == expected for rank in ranks)
-
-
-def _after_a_saving_function():
+def _after_a_saving_function(rank):
     """exp saves its output: an operator that reduced in place would change it under autograd's feet."""
-    rank = dist.get_rank()
     x = random((3, 4), rank).requires_grad_()
     reduce_from_region(x.exp()).backward(random((3, 4), "dy"))
+    assert_close(x.grad, random((3, 4), rank).exp() * random((3, 4), "dy"))
     z = random((3, 4), "z", rank).requires_grad_()
-    y = copy_to_region(z)
-    y.exp().backward(random((3, 4), "dy", rank))
-    return x.grad, z.grad
+    copy_to_region(z).exp().backward(random((3, 4), "dy", rank))
+    assert_close(z.grad, sum(random((3, 4), "z", other).exp() * random((3, 4), "dy", other) for other in range(2)))
 
 
-def test_what_autograd_saved_is_not_overwritten():
-    results = launch(_after_a_saving_function, 2)
-    z_grads = [random((3, 4), "z", rank).exp() * random((3, 4), "dy", rank) for rank in range(2)]
-    for rank, (x_grad, z_grad) in enumerate(results):
-        assert_close(x_grad, random((3, 4), rank).exp() * random((3, 4), "dy"))
-        assert_close(z_grad, z_grads[0] + z_grads[1])
-
-
-def _second_derivative():
+def _second_derivative(rank):
     """L = sum (g(a_r f(x)))^3 / 3, differentiated twice; a_r is another number on each rank."""
-    a = random((4,), "a", dist.get_rank())
+    a = random((4,), "a", 0) + random((4,), "a", 1)
     x = random((4,), "x").requires_grad_()
-    y = reduce_from_region(a * copy_to_region(x))
+    y = reduce_from_region(random((4,), "a", rank) * copy_to_region(x))
     (dx,) = torch.autograd.grad((y**3).sum() / 3, x, create_graph=True)
+    assert_close(dx.detach(), a * (a * x.detach()) ** 2)
+    assert_close(torch.autograd.grad(dx.sum(), x)[0], 2 * a**3 * x.detach())
     part = scatter_to_region(x)
     (dpart,) = torch.autograd.grad((gather_from_region(part**2) ** 2).sum(), x, create_graph=True)
-    return dx.detach(), torch.autograd.grad(dx.sum(), x)[0], torch.autograd.grad(dpart.sum(), x)[0]
-
-
-def test_the_operators_can_be_differentiated_twice():
-    x, a = random((4,), "x"), random((4,), "a", 0) + random((4,), "a", 1)
-    for first, second, fourth_power in launch(_second_derivative, 2):
-        assert_close(first, a * (a * x) ** 2)
-        assert_close(second, 2 * a**3 * x)
-        assert_close(fourth_power, 12 * x**2)
-
-
-def _alone():
-    x = random((3, 5), "x").requires_grad_()  # 5 columns can be "divided" over one rank
-    with record() as section:
-        outs = [operator.call(x, group=None) for operator in OPERATORS.values()]
-        sum(outs).backward(random((3, 5), "dy"))
-    return all(out is x for out in outs), len(section), x.grad
-
-
-@pytest.mark.parametrize("how", ["no process group", "one rank"])
-def test_one_rank_gets_its_own_tensor_back_and_sends_nothing(how):
-    (same, calls, grad), *others = [_alone()] if how == "no process group" else launch(_alone, 1)
-    assert same
-    assert calls == 0
-    assert not others
-    assert_close(grad, 4 * random((3, 5), "dy"))
+    assert_close(torch.autograd.grad(dpart.sum(), x)[0], 12 * x.detach() ** 2)
 
 
 MODES = {
@@ -126,40 +77,43 @@ MODES = {
 
 
 def _written_results():
-    """Operator and mode -> what came of adding 1 to the result in place: an error, or whether x is still the same."""
-    found = {}
-    for (name, operator), (mode, (wants_grad, context)) in itertools.product(ALL.items(), MODES.items()):
+    """Writing to a result never changes the input, and what autograd needs is refused."""
+    refused = set()
+    for (name, call), (mode, (wants_grad, context)) in itertools.product(ALL.items(), MODES.items()):
         x = random((2, 8, 8), name).requires_grad_(wants_grad)
         before = x.detach().clone()
         with context():
-            y = operator(x)
-            (found[name, mode],) = refusals(lambda y=y: y.add_(1), kind=RuntimeError)
+            y = call(x)
+            (error,) = refusals(lambda y=y: y.add_(1), kind=RuntimeError)
         assert torch.equal(x, before), (name, mode)
-    return found
+        refused |= {(name, mode)} if error != "no error" else set()
+    assert ("f", "gradient") in refused
+    assert {mode for _, mode in refused} == {"gradient"}
 
 
-def test_writing_to_a_result_never_changes_the_input_and_what_autograd_needs_is_refused():
-    for found in launch(_written_results, 2):
-        errors = {key: error for key, error in found.items() if error != "no error"}
-        assert {mode for _, mode in errors} == {"gradient"}
-        assert "is a view and is being modified inplace" in errors["f", "gradient"]
-
-
-def _refused():
+def _uneven_parts_and_foreign_groups(rank):
     group = dist.new_group([1])
-    foreign = group if dist.get_rank() == 0 else None
-    return refusals(lambda: scatter_to_region(torch.ones(3, 5)), lambda: copy_to_region(torch.ones(3), foreign))
-
-
-def test_uneven_parts_and_foreign_groups_are_refused():
-    (uneven, foreign), (uneven_too, member) = launch(_refused, 2)
+    foreign = group if rank == 0 else None
+    uneven, member = refusals(
+        lambda: scatter_to_region(torch.ones(3, 5)), lambda: copy_to_region(torch.ones(3), foreign)
+    )
     assert "size=5 can't be divided over 2 ranks" in uneven
-    assert uneven == uneven_too
-    assert "rank 0 isn't a member of this group" in foreign
-    assert member == "no error"
+    assert ("rank 0 isn't a member of this group" if rank == 0 else "no error") in member
 
 
-def _compiled(backend):
+def _on_two_ranks():
+    rank = dist.get_rank()
+    _after_a_saving_function(rank)
+    _second_derivative(rank)
+    _written_results()
+    _uneven_parts_and_foreign_groups(rank)
+
+
+def test_what_autograd_saved_stays_second_derivatives_are_right_and_uneven_parts_and_foreign_groups_are_refused():
+    launch(_on_two_ranks, 2)
+
+
+def _compiled():
     rank = dist.get_rank()
     group = [dist.new_group([0, 1]), dist.new_group([1])][0]
 
@@ -169,28 +123,21 @@ def _compiled(backend):
 
     x = random((3, 4), "x").requires_grad_()
     w = random((4, 4), "w", rank).requires_grad_()
-    y = torch.compile(program, backend=backend, fullgraph=True)(x, w)
+    y = torch.compile(program, backend="aot_eager", fullgraph=True)(x, w)
     with record() as section:
         y.backward(random((3, 4), "dy"))
     return y.detach(), x.grad, w.grad, [c.kind for c in section]
 
 
-def _compiled_in_plain_torch():
+def test_compiled_in_one_graph_they_give_the_same():
     x = random((3, 4), "x").requires_grad_()
     ws = [random((4, 4), "w", rank).requires_grad_() for rank in range(2)]
     a, c = torch.cat([w[:, :2] for w in ws], 1), torch.cat([w[:, 2:] for w in ws], 1)
     h = torch.tanh(x @ torch.cat([a, c], 1))  # stride 2: the first halves of both, then the second halves
     y = sum(cut(h, 1, rank, 2, 2) @ ws[rank].T for rank in range(2))
     y.backward(random((3, 4), "dy"))
-    return y.detach(), x.grad, [w.grad for w in ws]
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_in_one_graph_they_give_the_same(backend):
-    y, dx, dws = _compiled_in_plain_torch()
-    results = launch(_compiled, 2, args=(backend,))
-    for rank, (y_compiled, dx_compiled, dw_compiled, backward) in enumerate(results):
-        assert_close(y_compiled, y)
-        assert_close(dx_compiled, dx)
-        assert_close(dw_compiled, dws[rank])
+    for w, (y_compiled, dx_compiled, dw_compiled, backward) in zip(ws, launch(_compiled, 2), strict=True):
+        assert_close(y_compiled, y.detach())
+        assert_close(dx_compiled, x.grad)
+        assert_close(dw_compiled, w.grad)
         assert backward == ["all_gather", "all_reduce"]

@@ -2,14 +2,14 @@
 
 from functools import partial
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import GROUPS, assert_refused, own_group, refusals
+from tests.tensor.on_ranks import assert_refused, everywhere, refusals
 from tplab import launch
+from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.full_state import load_full_state_dict
@@ -29,62 +29,47 @@ def ways(x, weight, target, group):
     """The same loss in several ways, of which some keep the mark of the weight and the logits, and some lose it."""
     logits = partial(parallel_logits, x, weight, group=group)
     loss = partial(vocab_parallel_cross_entropy, target=target, group=group)
-    return {
-        "defaults": lambda: loss(logits()),
-        "logits without a mark": lambda: loss(logits().double()[:]),
-        "divided logits": lambda: loss(logits() / 1.0),
-        "overlapped": lambda: loss(logits(async_grad_allreduce=True)),
-        "overwritten": lambda: loss(logits(), overwrite_logits=True),
-        "vocab_size": lambda: loss(logits(vocab_size=TOKENS), vocab_size=TOKENS),
-        "a weight without a mark": lambda: loss(parallel_logits(x, weight * 1, vocab_size=TOKENS, group=group)),
-        "fused": lambda: parallel_linear_cross_entropy(x, weight, target, tokens_at_once=3, group=group),
-    }
+    return [
+        lambda: loss(logits()),
+        lambda: loss(logits().double()[:]),
+        lambda: loss(logits() / 1.0),
+        lambda: loss(logits(async_grad_allreduce=True)),
+        lambda: loss(logits(), overwrite_logits=True),
+        lambda: loss(logits(vocab_size=TOKENS), vocab_size=TOKENS),
+        lambda: loss(parallel_logits(x, weight * 1, vocab_size=TOKENS, group=group)),
+        lambda: parallel_linear_cross_entropy(x, weight, target, tokens_at_once=3, group=group),
+    ]
 
 
-def _defaults(multiples, in_group):
-    group = own_group() if in_group else None
+def _defaults(group):
+    rank, p = rank_and_size(group)
     table, x, target = of_a_tied_layer()
-    found = []
-    for multiple in multiples:
+    scores = x.requires_grad_() @ table.requires_grad_().T
+    smooth = F.cross_entropy(scores, target, label_smoothing=0.2)
+    loss = F.cross_entropy(scores, target)
+    dtable, dx = torch.autograd.grad(loss, (table, x))
+    for multiple in (1, 4, 128):
         embedding = VocabParallelEmbedding(TOKENS, WIDTH, multiple=multiple, group=group, dtype=torch.float64)
         load_full_state_dict(embedding, {"weight": table}, group)
-        weight, outcomes = embedding.weight, {}
-        for name, compute in ways(x.requires_grad_(), weight, target, group).items():
-            x.grad = weight.grad = None
-            loss = compute()
-            loss.backward()
-            outcomes[name] = loss.detach(), x.grad.clone(), weight.grad.clone()
+        weight, rows = embedding.weight, pad_vocab_size(TOKENS, p, multiple) // p
+        mine = F.pad(dtable, (0, 0, 0, p * rows - TOKENS)).split(rows)[rank]  # padding gets no gradient
+        for compute in ways(x, weight, target, group):
+            found = compute()
+            gradients = torch.autograd.grad(found, (x, weight))
+            for value, expected in zip((found, *gradients), (loss, dx, mine), strict=True):
+                assert_close(value.detach(), expected.detach())
         logits = parallel_logits(x, weight, group=group)
-        smooth = vocab_parallel_cross_entropy(logits, target, label_smoothing=0.2, group=group)
-        fused = parallel_linear_cross_entropy(x, weight, target, label_smoothing=0.2, group=group)
+        options = {"label_smoothing": 0.2, "group": group}
+        assert_close(vocab_parallel_cross_entropy(logits, target, **options).detach(), smooth.detach())
+        assert_close(parallel_linear_cross_entropy(x, weight, target, **options).detach(), smooth.detach())
         with torch.no_grad():
-            every = parallel_logits(x, weight, gather=True, group=group)
+            assert_close(parallel_logits(x, weight, gather=True, group=group), scores.detach())
         in_half = parallel_logits(x.bfloat16(), weight.bfloat16(), vocab_size=TOKENS, group=group)
-        half = vocab_parallel_cross_entropy(in_half, target, group=group)
-        found.append((outcomes, (smooth.detach(), fused.detach()), every, half.detach()))
-    return found
+        assert abs(vocab_parallel_cross_entropy(in_half, target, group=group) - loss) < 0.1
 
 
-@pytest.mark.parametrize(("p", "in_group"), [(1, False), (2, False), (4, False), (4, True)])
-def test_padding_does_not_count_by_default(p, in_group):
-    table, x, target = of_a_tied_layer()
-    leaves = table.requires_grad_(), x.requires_grad_()
-    loss = F.cross_entropy(x @ table.T, target)
-    loss.backward()
-    dtable, dx = (leaf.grad for leaf in leaves)
-    multiples, size = (1, 4, 128), 2 if in_group else p
-    for rank, found in enumerate(launch(_defaults, p, args=(multiples, in_group))):
-        place = GROUPS[rank % 2].index(rank) if in_group else rank
-        for multiple, (outcomes, smooth, every, half) in zip(multiples, found, strict=True):
-            rows = pad_vocab_size(TOKENS, size, multiple) // size
-            mine = F.pad(dtable, (0, 0, 0, size * rows - TOKENS)).split(rows)[place]  # padding gets no gradient
-            for got in outcomes.values():
-                for value, expected in zip(got, (loss.detach(), dx, mine), strict=True):
-                    assert_close(value, expected)
-            for value in smooth:
-                assert_close(value, F.cross_entropy(x @ table.T, target, label_smoothing=0.2).detach())
-            assert_close(every, (x @ table.T).detach())
-            assert abs(half - loss) < 0.1
+def test_padding_does_not_count_by_default():
+    everywhere(_defaults)
 
 
 def _targets_in_the_padding():

@@ -6,21 +6,21 @@ What a state should give is drawn here by `torch.manual_seed` with the documente
 import copy
 import pickle
 import weakref
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import assert_shards, on_ranks, refusals, results_of, traffic
-from tplab import launch, plain, record
+from tests.tensor.on_ranks import everywhere, refusals, traffic
+from tplab import launch, record
+from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor import rng as rng_module
 from tplab.tensor.attention import ParallelAttention
-from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
 
@@ -46,13 +46,20 @@ def assert_unlike(masks):
             assert 0.45 < float((first == second).float().mean()) < 0.55
 
 
+@contextmanager
+def as_rank(rank, p):
+    """Trackers that are made here are those of this rank of p."""
+    with mock.patch.object(rng_module, "rank_and_size", return_value=(rank, p)):
+        yield
+
+
 # Seeds
 
 
 def _draw_in_turn(group):
-    seed = SEED if group is None else SEED + 10_000 * (dist.get_rank() % 2)
-    tracker = seed_all(seed, group)
-    if tracker.rank == 0:
+    rank, _ = rank_and_size(group)
+    tracker = seed_all(SEED, group)
+    if rank == 0:
         with tracker.fork("replicated"):
             pass  # a fork in which nothing is drawn changes nothing
     x, kept = torch.ones(SIZE), {"current": [], "replicated": [], "sharded": []}
@@ -60,24 +67,14 @@ def _draw_in_turn(group):
         kept["replicated"].append(dropout(x, 0.5, sharded=False, rng=tracker))
         kept["current"].append(dropout(x, 0.5, sharded=True))
         kept["sharded"].append(dropout(x, 0.5, sharded=True, rng=tracker))
-    return kept
+    for name, seed in (("current", SEED), ("replicated", SEED + 1359), ("sharded", SEED + 2718 + rank)):
+        assert_same(kept[name], drawn(seed, 3))
 
 
-def assert_drawn_as_documented(results, seed):
-    for rank, kept in enumerate(results):
-        assert_same(kept["current"], drawn(seed, 3))
-        assert_same(kept["replicated"], drawn(seed + 1359, 3))
-        assert_same(kept["sharded"], drawn(seed + 2718 + rank, 3))
-    assert_unlike([mask for kept in results for mask in kept["sharded"]])
-    assert_unlike([masks[0] for masks in results[0].values()])
-
-
-@on_ranks
-def test_replicated_dropout_is_alike_on_all_ranks_and_for_every_p_and_sharded_dropout_nowhere(p, in_groups):
-    groups = results_of(_draw_in_turn, p, in_groups)
-    for seed, results in zip((SEED, SEED + 10_000), groups, strict=False):
-        assert_drawn_as_documented(results, seed)
-    assert_unlike([result["sharded"][0] for results in groups for result in results])
+def test_replicated_dropout_is_alike_on_all_ranks_and_for_every_p_and_sharded_dropout_nowhere():
+    everywhere(_draw_in_turn)
+    offsets = [0, 1359, *range(2718, 2722)]  # of four ranks
+    assert_unlike([drawn(seed + offset, 1)[0] for seed in (SEED, SEED + 10_000) for offset in offsets])
 
 
 # Dropout
@@ -135,34 +132,31 @@ def test_a_state_of_ones_own_is_added_under_a_name():
         tracker.add("experts", 78)
 
 
-def _add_pairs():
-    """What is said to a second state, after a first one of seed 3 for rank 0, 4 for rank 1, and so on."""
-
+def test_states_that_would_draw_the_same_numbers_on_any_two_ranks_are_refused_on_all():
     def add(seed, per_rank, first=3, first_per_rank=True):
         tracker = RNGTracker()
         tracker.add("a", first, per_rank=first_per_rank)
         tracker.add("b", seed, per_rank=per_rank)
 
-    return refusals(
+    calls = [
         lambda: add(3, False, first_per_rank=False),
-        lambda: add(6, False),
+        lambda: add(6, False),  # after a first one of seed 3 for rank 0, 4 for rank 1, and so on
         lambda: add(0, True),
         lambda: add(3 + 2**32, True, first=5 - 2**32),
         lambda: add(7, False),
         lambda: add(7 + 2**32, False),
         lambda: add(2 - 2**32, False),
         lambda: add(-1, True),
-    )
-
-
-def test_states_that_would_draw_the_same_numbers_on_any_two_ranks_are_refused_on_all():
-    for same, above, below, wrapped, *apart in launch(_add_pairs, 4):
+    ]
+    for rank in range(4):
+        with as_rank(rank, 4):
+            same, above, below, wrapped, *apart = refusals(*calls)
         assert same.startswith("'b' with seed 3 would draw the same numbers as 'a' with seed 3 (of a seed a CPU takes")
         assert above.startswith("'b' with seed 6 would draw the same numbers as 'a' with seeds 3 to 6")
         assert "'b' with seeds 0 to 3 would draw the same numbers as 'a' with seeds 3 to 6" in below
         assert "the last 32 bits): choose another seed" in wrapped
         assert apart == ["no error"] * 4
-    assert _add_pairs()[1:] == ["no error"] * 7  # one rank has one seed
+    assert refusals(*calls)[1:] == ["no error"] * 7  # one rank has one seed
 
 
 # Saved and gone on from
@@ -206,37 +200,26 @@ def test_within_a_fork_the_state_that_is_saved_is_the_present_one_and_nothing_ca
     assert_same(_go_on(tracker, 1)[1], drawn(SEED + 2718, 2)[1:])
 
 
-def _states_after_two():
-    tracker = seed_all(SEED)
-    _go_on(tracker)
-    return tracker.state_dict()
-
-
-def _load(states, strict):
-    tracker = seed_all(SEED)
-    (message,) = refusals(lambda: tracker.load_state_dict(states, strict=strict))
-    return _go_on(tracker) if message == "no error" else message
-
-
-def assert_went_on(results, saved_ranks):
-    for rank, (replicated, sharded) in enumerate(results):
-        assert_same(replicated, drawn(SEED + 1359, 4)[2:])
-        expected = drawn(SEED + 2718 + rank, 4)
-        assert_same(sharded, expected[2:] if rank < saved_ranks else expected[:2])
-
-
 def test_a_state_of_another_rank_is_refused_and_more_ranks_than_were_saved_start_from_their_seeds():
-    states = launch(_states_after_two, 2)
-    first, second = launch(_load, 2, args=(states[0], True))
-    assert_went_on([first], 2)
-    assert second.startswith("rank 1 needs the random states ['sharded.rank1'], which are not among ['replicated', ")
-    assert "saved from every rank" in second
-    whole = states[0] | states[1]
-    assert_went_on(launch(_load, 2, args=(whole, True)), 2)
-    assert_went_on(launch(_load, 1, args=(whole, True)), 2)
-    more = launch(_load, 4, args=(whole, False))
-    assert_went_on(more, 2)
-    assert_unlike([sharded[0] for _, sharded in more])
+    saved = []
+    for rank in range(2):
+        with as_rank(rank, 2):
+            tracker = seed_all(SEED)
+            _go_on(tracker)
+            saved.append(tracker.state_dict())
+    for p, states, strict in ((1, saved[0], True), (2, saved[0] | saved[1], True), (4, saved[0] | saved[1], False)):
+        for rank in range(p):
+            with as_rank(rank, p):
+                tracker = seed_all(SEED)
+            tracker.load_state_dict(states, strict=strict)
+            replicated, sharded = _go_on(tracker)
+            assert_same(replicated, drawn(SEED + 1359, 4)[2:])
+            expected = drawn(SEED + 2718 + rank, 4)
+            assert_same(sharded, expected[2:] if rank < 2 else expected[:2])
+    with as_rank(1, 2):
+        tracker = seed_all(SEED)
+    with pytest.raises(ValueError, match=r"rank 1 needs the random states \['sharded.rank1'\], which are not among"):
+        tracker.load_state_dict(saved[0])
 
 
 # Run again in backward. Where x is 1, dropout(x)² has the gradient 2 dropout(x)², if both runs dropped the same places
@@ -348,120 +331,61 @@ STEPS = 2
 
 
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self, ends_with_dropout):
         super().__init__()
         self.attention = ParallelAttention(HIDDEN, HEADS, dropout=RATE, dtype=torch.float64)
         self.mlp = ParallelMLP(HIDDEN, dtype=torch.float64)
+        self.last_rate = RATE if ends_with_dropout else 0.0
 
-    def forward(self, x, rng, ends_with_dropout=True):
+    def forward(self, x, rng):
         x = x + dropout(self.attention(x, rng=rng), RATE, sharded=False, rng=rng)
-        y = self.mlp(x)
-        return x + (dropout(y, RATE, sharded=False, rng=rng) if ends_with_dropout else y)
+        return x + dropout(self.mlp(x), self.last_rate, sharded=False, rng=rng)
 
 
-def plain_blocks():
-    blocks = nn.ModuleDict({"attention": plain.Attention(HIDDEN, HEADS), "mlp": plain.MLP(HIDDEN)}).double()
-    blocks.load_state_dict({name: random(tuple(t.shape), name) / 3 for name, t in blocks.state_dict().items()})
-    return blocks
+def _layer_steps(run_again, compiled="", ends_with_dropout=True):
+    """What each step gives, and what the first one sends. compiled: "the layer", or "around" its checkpoint."""
+    tracker, layer = seed_all(SEED), Layer(ends_with_dropout)
+    if compiled == "the layer":
+        layer.compile(backend="aot_eager")
 
+    def call(x):
+        return checkpoint(layer, x * 1.0, rng=tracker, tracker=tracker) if run_again else layer(x, tracker)
 
-def plain_steps(p):
-    """On one process, as p ranks should do it: each rank's heads are dropped from the seed of that rank."""
-    blocks = plain_blocks()
-    torch.manual_seed(SEED + 1359)
-    masks = [F.dropout(torch.ones(BATCH, SEQUENCE, HIDDEN, dtype=torch.float64), RATE) for _ in range(2 * STEPS)]
-    kept = []
-    for rank in range(p):
-        torch.manual_seed(SEED + 2718 + rank)
-        shape = (BATCH, HEADS // p, SEQUENCE, SEQUENCE)
-        kept.append([F.dropout(torch.ones(shape, dtype=torch.float64), RATE) for _ in range(STEPS)])
-    results = []
+    if compiled == "around":
+        call = torch.compile(call, backend="aot_eager")
+    results, sent = [], []
     for step in range(STEPS):
         x = random((BATCH, SEQUENCE, HIDDEN), "x", step).requires_grad_()
-        mask_of_scores = torch.cat([masks_of_rank[step] for masks_of_rank in kept], 1)
-        with mock.patch.object(F, "dropout", lambda scores, rate, mask=mask_of_scores: scores * mask):
-            z = x + blocks["attention"](x) * masks[2 * step]
-        out = z + blocks["mlp"](z) * masks[2 * step + 1]
-        out.backward(random(out.shape, "dy", step))
-        results.append({"out": out.detach(), "x": x.grad})
-        results[-1] |= {name: parameter.grad for name, parameter in blocks.named_parameters()}
-        blocks.zero_grad()
-    return results
-
-
-def _layer_steps(run_again, backend=None):
-    tracker, layer = seed_all(SEED), Layer()
-    load_full_state_dict(layer, plain_blocks().state_dict())
-    if backend:
-        layer.compile(backend=backend)
-    results = []
-    for step in range(STEPS):
-        x = random((BATCH, SEQUENCE, HIDDEN), "x", step).requires_grad_()
-        out = checkpoint(layer, x, rng=tracker, tracker=tracker) if run_again else layer(x, tracker)
-        out.backward(random(out.shape, "dy", step))
+        with record() as forward:
+            out = call(x)
+        with record() as backward:
+            out.backward(random(out.shape, "dy", step))
+        sent.append(traffic(forward, backward))
         results.append({"out": out.detach(), "x": x.grad})
         results[-1] |= {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
         layer.zero_grad()
-    return results
+    return results, sent[0]
 
 
-CUTS = {"attention.qkv.weight": (0, 3), "attention.qkv.bias": (0, 3), "attention.out.weight": (1, 1)}
-CUTS |= {"mlp.up.weight": (0, 1), "mlp.up.bias": (0, 1), "mlp.down.weight": (1, 1)}
-
-
-def assert_equals_plain(results):
-    for step, expected in enumerate(plain_steps(len(results))):
-        assert_shards([result[step] for result in results], expected, CUTS)
-
-
-def _both_ways():
-    """A layer that keeps everything, one that is run again in backward, and what both send."""
-    tracker, layer = seed_all(SEED), Layer()
-    counts = []
-    for run_again, ends_with_dropout in ((False, True), (True, True), (True, False)):
-        x = random((BATCH, SEQUENCE, HIDDEN), "x").requires_grad_()
-        with record() as forward:
-            given = x, tracker, ends_with_dropout
-            out = checkpoint(layer, *given, tracker=tracker) if run_again else layer(*given)
-        with record() as backward:
-            out.sum().backward()
-        counts.append(traffic(forward, backward))
-    return _layer_steps(False), _layer_steps(True), counts
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_a_layers_outputs_and_gradients_equal_a_plain_ones_with_the_masks_of_all_ranks(p):
-    keeping, again, counts = zip(*launch(_both_ways, p), strict=True)
-    assert_equals_plain(keeping)
-    assert_equals_plain(again)
+def _in_all_ways():
+    """Gradients and outputs are those of a layer that keeps everything, which sends its two g and its two f."""
+    right, sent = _layer_steps(False)
     one = ("all_reduce", "sum", BATCH * SEQUENCE * HIDDEN * 8)
-    for sent in counts:  # run again, a layer sends its forward again but for a last g
-        backward = [2, 4, 3] if p > 1 else [0, 0, 0]
-        assert sent == [[[one] * (2 if p > 1 else 0), [one] * number] for number in backward]
-
-
-def _compiled_layers():
-    compiled = [_layer_steps(run_again, "aot_eager") for run_again in (False, True)]
-    tracker, layer = seed_all(SEED), Layer()
-    load_full_state_dict(layer, plain_blocks().state_dict())
-
-    @torch.compile(backend="aot_eager")
-    def around_the_checkpoint(x):
-        return checkpoint(layer, x * 1.0, rng=tracker, tracker=tracker)
-
-    x = random((BATCH, SEQUENCE, HIDDEN), "x", 0).requires_grad_()
-    out = around_the_checkpoint(x)
-    out.backward(random(out.shape, "dy", 0))
-    return compiled, {"out": out.detach(), "x": x.grad}
+    assert sent == [[one] * 2, [one] * 2]
+    again, sent_again = _layer_steps(True)
+    assert sent_again == [[one] * 2, [one] * 4]  # run again, a layer sends its forward again,
+    assert _layer_steps(True, ends_with_dropout=False)[1] == [[one] * 2, [one] * 3]  # but for a last g
+    compiled = [_layer_steps(*how)[0] for how in ((False, "the layer"), (True, "the layer"), (True, "around"))]
+    for results in (again, *compiled):
+        for found, expected in zip(results, right, strict=True):
+            for name, tensor in expected.items():
+                assert_close(found[name], tensor)
 
 
 @pytest.mark.slow
-def test_compiled_layers_and_checkpoints_within_a_compiled_model_draw_the_same():
-    results = launch(_compiled_layers, 2, timeout=240)
-    for number in range(2):
-        assert_equals_plain([compiled[number] for compiled, _ in results])
-    expected = plain_steps(2)[0]
-    assert_shards([around for _, around in results], {name: expected[name] for name in ("out", "x")}, {})
+def test_a_layer_that_is_run_again_or_compiled_drops_the_same():
+    """tests/gpt/test_transformer.py compares what a layer drops with a plain layer."""
+    launch(_in_all_ways, 2, timeout=240)
 
 
 # On a GPU

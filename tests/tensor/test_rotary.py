@@ -12,36 +12,23 @@ HEADS, LENGTH, DIM = 3, 6, 8
 
 def test_a_pair_is_number_i_with_number_i_plus_half_and_turns_as_a_complex_number():
     x = random((2, HEADS, LENGTH, DIM), "x")
-    angles = random((LENGTH, DIM // 2), "angles")
-    turned = rotate(x, angles)
-    pairs = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
-    assert_close(turned, torch.cat([pairs.real, pairs.imag], -1))
+    for shape in ((LENGTH, DIM // 2), (2, LENGTH, DIM // 2)):  # of all texts, and of each text alone
+        angles = random(shape, "angles")
+        turns = torch.polar(torch.ones_like(angles), angles).view(-1, 1, LENGTH, DIM // 2)
+        pairs = torch.complex(x[..., :4], x[..., 4:]) * turns
+        assert_close(rotate(x, angles), torch.cat([pairs.real, pairs.imag], -1))
 
 
-def test_the_angles_are_position_times_base_to_the_minus_2i_over_d():
+def test_the_angles_are_position_times_base_to_the_minus_2i_over_d_in_float32_whatever_the_input():
     angles = rotary_angles(torch.tensor([0, 1, 5]), DIM, base=16.0)
     speeds = torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 8])  # 16^(-2i/8)
     assert torch.equal(angles, torch.tensor([0.0, 1.0, 5.0])[:, None] * speeds)
     assert rotary_angles(torch.arange(6).view(2, 3), DIM).shape == (2, 3, DIM // 2)
     assert rotary_angles(torch.tensor([1]), 4)[0, 1] == torch.tensor(0.01)  # the base is 10000
+    for dtype in (torch.float64, torch.bfloat16):
+        assert rotate(random((2, HEADS, 3, DIM), "x", dtype=dtype), angles).dtype == dtype
     with pytest.raises(ValueError, match="head_dim=7 is odd"):
         rotary_angles(torch.arange(3), 7)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_angles_are_float32_and_the_result_has_the_inputs_dtype(dtype):
-    angles = rotary_angles(torch.arange(LENGTH), DIM)
-    assert angles.dtype == torch.float32
-    assert rotate(random((2, HEADS, LENGTH, DIM), "x", dtype=dtype), angles).dtype == dtype
-
-
-def test_each_text_can_have_positions_of_its_own():
-    x = random((2, HEADS, LENGTH, DIM), "x")
-    positions = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 3 + 1])
-    turned = rotate(x, rotary_angles(positions, DIM))
-    for text in range(2):
-        alone = rotate(x[text : text + 1], rotary_angles(positions[text], DIM))
-        assert torch.equal(turned[text : text + 1], alone)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which part of a tensor is whose: `tplab.tensor.sharding`, against torch.chunk."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -12,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.reference import cut, random
-from tests.tensor.on_ranks import GROUPS, refusals, results_of
+from tests.tensor.on_ranks import GROUPS, own_group, refusals
+from tplab import launch
 from tplab.tensor.sharding import (
     Block,
     ShardedModule,
@@ -26,38 +28,34 @@ from tplab.tensor.sharding import (
 )
 
 
-@pytest.mark.parametrize("p", [1, 2, 4])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
-def test_shards_are_the_parts_of_each_block_and_unshard_undoes_them(dim, stride, p):
-    whole, sharding = random((24, 48, 72), dim, stride, p), Sharding(dim, stride)
-    shards = [shard(whole, dim, rank, p, stride=stride) for rank in range(p)]
-    for rank, part in enumerate(shards):
-        assert torch.equal(part, cut(whole, dim, rank, p, stride))
-        assert torch.equal(sharding.shard(whole, rank, p), part)
-        assert sharding.whole_shape(part.shape, p) == [24, 48, 72]
-    assert torch.equal(unshard(shards, dim, stride=stride), whole)
-    assert torch.equal(sharding.unshard(shards), whole)
+def test_shards_are_the_parts_of_each_block_and_unshard_undoes_them():
+    whole = random((24, 48, 72), "whole")
+    for dim, stride, p in itertools.product([0, 1, 2, -1, -3], [1, 2, 3], [1, 2, 4]):
+        sharding, shards = Sharding(dim, stride), [shard(whole, dim, rank, p, stride=stride) for rank in range(p)]
+        for rank, part in enumerate(shards):
+            assert torch.equal(part, cut(whole, dim, rank, p, stride))
+            assert torch.equal(sharding.shard(whole, rank, p), part)
+            assert sharding.whole_shape(part.shape, p) == [24, 48, 72]
+        assert torch.equal(unshard(shards, dim, stride=stride), whole)
+        assert torch.equal(sharding.unshard(shards), whole)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_tensors_of_any_layout_are_cut_by_what_they_hold(stride):
+def test_tensors_of_any_layout_are_cut_by_what_they_hold():
     base = random((8, 12), "layout")
-    for whole in (base.T, base[:, ::3], base[:1].expand(4, 12), base[0].expand(8, 12)):
-        for rank in range(2):
-            assert torch.equal(shard(whole, 1, rank, 2, stride=stride), cut(whole, 1, rank, 2, stride))
+    wholes = base.T, base[:, ::3], base[:1].expand(4, 12), base[0].expand(8, 12)
+    for whole, rank, stride in itertools.product(wholes, range(2), (1, 2)):
+        assert torch.equal(shard(whole, 1, rank, 2, stride=stride), cut(whole, 1, rank, 2, stride))
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("p", [1, 4])
-def test_a_shard_is_contiguous_and_shares_no_memory_with_the_whole(dim, p):
+def test_a_shard_is_contiguous_and_shares_no_memory_with_the_whole():
     whole = random((8, 8), "memory")
     before = whole.clone()
-    part = shard(whole, dim, 0, p)
-    assert part.is_contiguous()
-    assert part.untyped_storage().nbytes() == part.nbytes  # a view would keep all of the whole alive
-    part.zero_()
-    assert torch.equal(whole, before)
+    for dim, p in itertools.product((0, 1), (1, 4)):
+        part = shard(whole, dim, 0, p)
+        assert part.is_contiguous()
+        assert part.untyped_storage().nbytes() == part.nbytes  # a view would keep all of the whole alive
+        part.zero_()
+        assert torch.equal(whole, before)
 
 
 def test_empty_and_meta_tensors_can_be_cut():
@@ -106,43 +104,40 @@ CHANGES = {
     "to_empty": lambda module: module.to("meta").to_empty(device="cpu"),
     "assign": _assign,
     "tie": _tie,
+    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
 }
 
 
-@pytest.mark.parametrize("name", [*CHANGES, "pickle"])
+@pytest.mark.parametrize("name", CHANGES)
 def test_a_sharded_parameter_says_so_after(name):
-    module = pickle.loads(pickle.dumps(Half())) if name == "pickle" else CHANGES[name](Half())
+    module = CHANGES[name](Half())
     assert module.weight.tensor_parallel == Sharding(dim=1, stride=3)
     assert not hasattr(module.scale, "tensor_parallel")
 
 
-def _fully_shard(module):
-    return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-
-
-def _ranks_in_groups(group):
-    found = [shard_ranks(change(Half(group)).weight) for change in CHANGES.values()]
-    sharded = _fully_shard(Half(group))
+def _ranks_in_groups():
+    group, own = own_group(), GROUPS[dist.get_rank() % 2]
+    for name, change in CHANGES.items():
+        assert shard_ranks(change(Half(group)).weight) == tuple(own), name
+    sharded = fully_shard(Half(group), mesh=init_device_mesh("cpu", (4,)))
     assert isinstance(sharded.weight, DTensor)
+    assert shard_ranks(sharded.weight) == tuple(own)
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     own_layer = nn.Linear(2, 2)
     own_layer.weight.tensor_parallel = Sharding(0)
-    others = [Half(), Half(alone), own_layer, nn.Linear(2, 2)]
-    messages = refusals(
+    others = [shard_ranks(other.weight) for other in (Half(), Half(alone), own_layer, nn.Linear(2, 2))]
+    assert others == [(0, 1, 2, 3), (dist.get_rank(),), None, None]  # unknown without a group, none if replicated
+    check_group("weight", Half(group).weight, group)
+    without, wrong = refusals(
         lambda: check_group("weight", Half(group).weight, None), lambda: check_group("weight", Half().weight, group)
     )
-    check_group("weight", Half(group).weight, group)
-    return [*found, shard_ranks(sharded.weight)], [shard_ranks(other.weight) for other in others], messages
+    held = f"weight [2, 6] has its shards on ranks {own}, but group=None means ranks [0, 1, 2, 3]. Pass"
+    assert without.startswith(held)
+    assert f"on ranks [0, 1, 2, 3], but the given group means ranks {own}" in wrong
 
 
 def test_a_sharded_parameter_knows_the_ranks_that_have_its_shards():
-    for ranks, results in zip(GROUPS, results_of(_ranks_in_groups, 4, True), strict=True):
-        for rank, (found, others, (without, wrong)) in zip(ranks, results, strict=True):
-            assert found == [tuple(ranks)] * (len(CHANGES) + 1)
-            assert others == [(0, 1, 2, 3), (rank,), None, None]  # unknown without a group, none if replicated
-            held = f"weight [2, 6] has its shards on ranks {ranks}, but group=None means ranks [0, 1, 2, 3]. Pass"
-            assert without.startswith(held)
-            assert f"on ranks [0, 1, 2, 3], but the given group means ranks {ranks}" in wrong
+    launch(_ranks_in_groups, 4)
 
 
 # Blocks of different sizes, in units that stay whole
@@ -187,15 +182,10 @@ def test_zeros_fill_a_padded_block_up_and_are_in_the_shards_only(dim, p, unit, r
     assert sharding.blocks[0].copies(p) == 1
 
 
-def test_a_sharding_with_and_without_blocks_is_a_value():
-    assert pickle.loads(pickle.dumps(Sharding(0, 2))) == copy.deepcopy(Sharding(0, 2)) == Sharding(0, 2)
-    assert Sharding(0) != Sharding(1)
-    assert len({Sharding(0), Sharding(0, 1)}) == 1
-    assert pickle.loads(pickle.dumps(QKV)) == copy.deepcopy(QKV) == QKV
-    assert Sharding(0, blocks=(Block(8),)) != Sharding(0)
-    assert len({QKV, copy.deepcopy(QKV), Sharding(0)}) == 2
-    assert repr(Sharding(0, 2)) == "Sharding(dim=0, stride=2)"
-    assert repr(Sharding(1, blocks=(Block(8, 2),))) == "Sharding(dim=1, blocks=(Block(size=8, unit=2, padded=False),))"
+def test_a_sharding_is_a_value():
+    for sharding in (Sharding(0, 2), QKV):
+        assert pickle.loads(pickle.dumps(sharding)) == copy.deepcopy(sharding) == sharding
+    assert len({Sharding(0), Sharding(0, 1), Sharding(1), Sharding(0, blocks=(Block(8),)), QKV}) == 4
 
 
 @pytest.mark.parametrize(

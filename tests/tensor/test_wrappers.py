@@ -79,26 +79,27 @@ def assert_is_restored(model, optimizer, saved, saved_optimizer):
         assert all(torch.equal(value[key], wanted[key]) for key in wanted)
 
 
-@pytest.mark.parametrize("saves", ON_ONE_RANK)
-def test_a_wrapped_model_is_saved_under_plain_names_and_loaded_into_any_other(saves, tmp_path):
-    saved, saved_optimizer = stepped(ON_ONE_RANK[saves](Model()), 1)
-    assert list(full_state_dict(saved)) == list(plain_state(saved)) == NAMES
-    assert plain_parameters(saved).keys() == dict(Model().named_parameters()).keys()
-    save_sharded(tmp_path / "one", saved, optimizer=saved_optimizer)
-    plain = {"model": Model().state_dict()}
-    dcp.load(plain, checkpoint_id=tmp_path / "one")  # torch's own loader, with the names of the plain model
-    assert all(torch.equal(value, plain_state(saved)[name]) for name, value in plain["model"].items())
-    for wrap in ON_ONE_RANK.values():
-        model, optimizer = stepped(wrap(Model()), 2)
-        load_sharded(tmp_path / "one", model, optimizer=optimizer)
+@pytest.mark.parametrize("wrap", ON_ONE_RANK.values(), ids=ON_ONE_RANK)
+def test_a_wrapped_model_is_saved_under_plain_names_and_loaded_into_a_plain_one_and_the_reverse(wrap, tmp_path):
+    unwrapped = ON_ONE_RANK["plain"]
+    for folder, saves, loads in ((tmp_path / "from", wrap, unwrapped), (tmp_path / "to", unwrapped, wrap)):
+        saved, saved_optimizer = stepped(saves(Model()), 1)
+        assert list(full_state_dict(saved)) == list(plain_state(saved)) == NAMES
+        assert plain_parameters(saved).keys() == dict(Model().named_parameters()).keys()
+        save_sharded(folder, saved, optimizer=saved_optimizer)
+        plain = {"model": Model().state_dict()}
+        dcp.load(plain, checkpoint_id=folder)  # torch's own loader, with the names of the plain model
+        assert all(torch.equal(value, plain_state(saved)[name]) for name, value in plain["model"].items())
+        model, optimizer = stepped(loads(Model()), 2)
+        load_sharded(folder, model, optimizer=optimizer)
         assert_is_restored(model, optimizer, saved, saved_optimizer)
-        other = wrap(Model())
+        other = loads(Model())
         load_full_state_dict(other, full_state_dict(saved))
         assert all(torch.equal(value, plain_state(saved)[name]) for name, value in plain_state(other).items())
 
 
 def test_a_checkpoint_that_was_saved_under_wrapped_names_can_still_be_loaded(tmp_path, monkeypatch):
-    saved, saved_optimizer = stepped(torch.compile(in_layers(torch.compile)(Model())), 1)
+    saved, saved_optimizer = stepped(ON_ONE_RANK["compiled twice"](Model()), 1)
     with monkeypatch.context() as patch:  # as if nothing were a prefix
         patch.setattr("tplab.tensor.wrappers._PREFIXES", ())
         save_sharded(tmp_path / "one", saved, optimizer=saved_optimizer)
