@@ -12,7 +12,7 @@ import torch
 from tests.reference import TOLERANCE, assert_close, cut, random
 from tplab import record
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.mappings import all_gather
+from tplab.tensor.operators import all_gather
 
 TOLERANCES = {torch.float64: TOLERANCE, torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 

@@ -14,7 +14,7 @@ from tplab import launch, record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.meter import MemoryMeter, saved_for_backward
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
-from tplab.tensor.mappings import all_gather
+from tplab.tensor.operators import all_gather
 
 COLUMNS = 24  # of the whole logits, padding included
 SHAPE = (3, 5)
