@@ -9,11 +9,11 @@
 # %% [markdown]
 # # 13 · Pipeline parallelism
 #
-# Suppose four machines share a model, and each machine holds a quarter of the layers. Then at any moment, three of the four machines have nothing to do. In this chapter, you'll design a schedule that keeps all four machines busy, and you'll find out why most explanations praise this schedule for the wrong reason.
+# Suppose each of four machines holds a quarter of a model's layers. A batch has to visit one machine after the other, so three of the four machines are always idle. In this chapter, you'll write a schedule that keeps all four machines busy, and you'll find out why most explanations praise this schedule for the wrong reason.
 #
-# Why would you split a model between its layers at all? With tensor parallelism, the ranks have to wait for four messages in every layer, so they need the fast links inside a single machine. A pipeline sends very little data, and it works with any kind of layer.
+# Why would you split a model between its layers? With tensor parallelism, the ranks wait for four messages in every layer, so they need the fast links inside a single machine. A pipeline sends far less data, and it works with any kind of layer.
 #
-# By the end of this chapter, your library will be able to train a model in two stages. You need chapter 01. About 90 minutes, plus 15 minutes for an optional section.
+# By the end of this chapter, your library will train a model whose layers are divided between two ranks. You need chapter 01. About 90 minutes, plus 15 for an optional section.
 
 # %% tags=["setup"]
 import copy
@@ -33,9 +33,9 @@ from tplab.pipeline.examples import ByteStage, in_units, timed
 # %% [markdown]
 # ## One batch, four machines
 #
-# Let's split a model between its layers. Each rank holds a few consecutive layers, which we call a **stage**. The last stage also computes the loss. In the forward pass, each stage sends its output to the next stage. In the backward pass, each stage sends the gradient of its *input* to the previous stage.
+# Each rank holds a few consecutive layers, which we call a **stage**. The last stage also computes the loss. In the forward pass, each stage sends its output to the next stage. In the backward pass, each stage sends the gradient of its *input* to the previous stage.
 #
-# Below, four real ranks run a single batch through such a pipeline. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
+# Below, four real ranks run a single batch. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
 #
 # **Predict.** How many times as fast are these four ranks as a single rank that does all the work?
 
@@ -63,7 +63,7 @@ viz.timeline(launch(one_batch, 4), title="one batch on four ranks")
 # %% [markdown]
 # ## Split the batch
 #
-# To keep all four ranks busy, let's split the batch into $m$ smaller **micro-batches**. While rank 1 works on the first micro-batch, rank 0 can already start on the second one. The gradients of all micro-batches add up in `.grad`, and then the optimizer takes a single step.
+# To keep all the ranks busy, let's split the batch into $m$ smaller **micro-batches**. While rank 1 works on the first micro-batch, rank 0 can already work on the second one. The gradients of all micro-batches add up in `.grad`, and the optimizer takes its step after the last backward pass.
 #
 # A **schedule** contains a list of actions for each rank. `Action("F", 2)` is the forward pass of micro-batch 2, and `Action("B", 2)` is its backward pass. In the GPipe schedule (Huang et al. 2018), every rank runs all of its forward passes first and then all of its backward passes:
 
@@ -88,9 +88,9 @@ def as_schedule(lists):
 play(gpipe(2, 3))
 
 # %% [markdown]
-# A forward pass (F) takes one unit of time. A backward pass (B) takes two units, because it contains twice as many matmuls. Each rank works through its list in order, and it starts each action as soon as it has what the action needs. A forward pass needs the output of the previous rank. A backward pass needs the gradient from the next rank, and it has to come after this rank's own forward pass of the same micro-batch.
+# A forward pass (F) takes one unit of time, and a backward pass (B) takes two, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as it has the necessary tensors. The forward pass of a micro-batch needs the previous rank's output. The backward pass needs the next rank's gradient, and it has to come after the same rank's forward pass of this micro-batch.
 #
-# The **bubble** is the time that a rank is idle, divided by the time that the rank works.
+# The **bubble** is the time that a rank spends idle, divided by the time that the same rank spends working.
 #
 # **Predict.** How many units of time does GPipe take for $p = 4$ ranks and $m = 8$ micro-batches? How many units is each rank idle, and how large is the bubble?
 
@@ -98,15 +98,15 @@ play(gpipe(2, 3))
 predict("13.b", time=33, idle_of_a_rank=9, bubble=0.375)
 
 # %% [markdown] task="13.1" title="Beat GPipe" difficulty=3 minutes=15
-# The backward pass of a micro-batch needs the activations from its forward pass, so a rank has to keep these activations in memory in between. Imagine that each rank has a shelf. Each forward pass puts a micro-batch's activations on the shelf, and the backward pass takes them off again. In GPipe, all $m$ micro-batches are on every shelf at the same time.
+# The backward pass of a micro-batch needs the activations from its forward pass. Let's call the memory in which a rank keeps these activations its **shelf**. A forward pass puts the activations of a micro-batch on the shelf, and the backward pass removes them. In GPipe, every rank has to store the activations of all $m$ micro-batches at the same time.
 #
-# Write a better schedule for any number of ranks $p$ and any number of micro-batches $m$:
+# Write a better schedule for any number of ranks $p$ and micro-batches $m$:
 #
 # - Your schedule takes no longer than GPipe.
 #
-# - Rank $r$ never has more than $\min(m, p - r)$ micro-batches on its shelf.
+# - The shelf of rank $r$ never holds the activations of more than $\min(m, p - r)$ micro-batches.
 #
-# Try $p = 2$ and $m = 3$ on paper first. To draw your schedule, call `play(schedule(2, 3))`. The check tells you if your schedule takes too long or if a shelf gets too full.
+# Try $p = 2$ and $m = 3$ on paper first. To draw your schedule, call `play(schedule(2, 3))`. The check tells you if your schedule takes too long or if a rank keeps too many micro-batches on its shelf.
 
 
 # %% exercise="13.1"
@@ -125,8 +125,8 @@ def schedule(p, m):
 
 
 # %% [markdown] hints="13.1"
-# 1. A rank's shelf stays small if each backward pass runs as early as possible. When can the *last* rank run the backward pass of micro-batch 0? When does the gradient of micro-batch 0 reach the previous rank? Draw both ranks' lists for `p = 2` and `m = 3`. What could rank 0 do while it waits for this gradient?
-# 2. There are `p - r - 1` ranks after rank `r`, so rank `r` can run `p - r - 1` forward passes before it has to wait for the first gradient. This is its warm-up. After the warm-up, the rank alternates between one forward pass, which puts a micro-batch on the shelf, and one backward pass, which takes a micro-batch off. What's left to do when the rank has run all of its forward passes? What if there are fewer micro-batches than the warm-up needs?
+# 1. A rank's memory stays small if each backward pass runs as early as possible. When can the *last* rank run the backward pass of micro-batch 0? When does the gradient of micro-batch 0 reach the previous rank? Write down both ranks' lists for `p = 2` and `m = 3`. Which forward passes can rank 0 run while it waits for this gradient?
+# 2. There are `p - r - 1` ranks after rank `r`, so let rank `r` start with a warm-up of `p - r - 1` forward passes. After the warm-up, the rank alternates between one forward pass, which puts a micro-batch on the shelf, and one backward pass, which removes a micro-batch from the shelf. Which backward passes are left after the rank's last forward pass? How long is the warm-up if there are fewer than `p - r - 1` micro-batches?
 # 3. Let `warm_up = min(m, p - rank - 1)`. A rank's list starts with the forward passes of micro-batches 0 to `warm_up - 1`. Then, for each `k` in `range(m - warm_up)`, add the forward pass of micro-batch `warm_up + k` and the backward pass of micro-batch `k`. Finally, add the remaining backward passes, which belong to micro-batches `m - warm_up` to `m - 1`.
 
 # %% check="13.1"
@@ -136,9 +136,9 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows GPipe and 1F1B, as we recorded them on real ranks. Each parcel is a micro-batch. It's blue in the forward pass and red in the backward pass.
+# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 as DAPPLE and as PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows recordings of GPipe and 1F1B on real ranks. Each machine stands for a rank, and each parcel stands for a micro-batch, which is blue in the forward pass and red in the backward pass.
 #
-# ![An animation of two pipelines with four machines each and six parcels. The upper pipeline uses GPipe, and the lower one uses 1F1B. Blue parcels move to the right, and each machine puts a copy on its shelf. In GPipe, all six parcels pile up on every shelf before the first red parcel moves back. In 1F1B, the last machine sends each parcel back as soon as it arrives, so the four shelves never hold more than four, three, two, and one parcels. Both pipelines finish at the same time.](pictures/parcels.svg)
+# ![An animation of two pipelines, with GPipe above and 1F1B below. Each pipeline has four machines, which stand for ranks, and six parcels, which stand for micro-batches. Blue parcels move to the right, and each machine puts a copy of the parcel on its shelf. In GPipe, all six parcels pile up on every machine's shelf before the first red parcel moves back to the left. In 1F1B, the last machine sends each parcel back as soon as it arrives, so the shelves of the four machines never hold more than four, three, two, and one parcels. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -146,13 +146,13 @@ play(schedule(4, 8))
 #
 # </details>
 #
-# GPipe and 1F1B take equally long, but 1F1B needs smaller shelves! Many explanations say that 1F1B shrinks the bubble, but it can't. No matter how you order the actions, the last rank has to wait for $p - 1$ forward passes before its first micro-batch arrives. And after the last rank has finished, the other $p - 1$ ranks still have to run their last backward passes, one after the other. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
+# GPipe and 1F1B take equally long, but with 1F1B, a rank keeps fewer micro-batches in memory. Many explanations say that 1F1B also shrinks the bubble, but it can't. Before the first micro-batch reaches the last rank, $p - 1$ forward passes have to run on the other ranks. And after the last rank has finished, the other ranks still have to run $p - 1$ backward passes, one after the other. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
 #
 # $$\text{bubble} = \frac{(p-1)(t_F + t_B)}{m\,(t_F + t_B)} = \frac{p-1}{m}$$
 #
-# So is the popular claim just wrong?
+# So are these explanations just wrong?
 #
-# **Predict.** Suppose that a micro-batch is always a single sequence, that the shelf of each of your four ranks has room for four of them, and that a batch may have up to 64 sequences. How small can you make the bubble with GPipe if no shelf may overflow? How small can you make the bubble with your own schedule? (You may write fractions.)
+# **Predict.** Suppose that each micro-batch is a single sequence, that a batch may contain up to 64 sequences, and that the shelf of each of your four ranks has room for four of them. Without overfilling a shelf, how small can you make the bubble with GPipe? How small can you make it with your own schedule? (You may write fractions.)
 
 # %% predict="13.c"
 predict("13.c", gpipe=3 / 4, yours=3 / 64)
@@ -168,20 +168,20 @@ def costs(make_lists, p, m):
 viz.table([costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe, schedule)])
 
 # %% [markdown]
-# That's where the popular claim comes from. With the same number of micro-batches, both schedules have the same bubble. But your schedule's shelves don't grow with $m$, so you can *choose* a larger $m$, and a larger $m$ makes the bubble smaller.
+# The explanations have a point. With the same number of micro-batches, both schedules have the same bubble. But in your schedule, the number of micro-batches on a shelf doesn't grow with $m$. So you can afford a larger $m$, which makes the bubble smaller.
 #
 # ## Across the gap
 #
-# Now we need a program that carries out a schedule. In a single process, one autograd graph connects all the layers. But in a pipeline, each stage lives in its own process, and all it ever receives from its neighbors is plain tensors. So how does a gradient get from one process to the next?
+# Now we need a program that runs a schedule. In a single process, an autograd graph connects all the layers. But in a pipeline, each stage has its own process, and the processes exchange plain tensors without a graph. So how does a gradient get from one process to the next?
 
 # %% [markdown] task="13.2" title="Across the gap" difficulty=3 minutes=12
-# Write the forward pass and the backward pass of a single stage. You don't need several ranks yet, because the check runs all stages in one process and passes the messages from stage to stage.
+# Write the forward pass and the backward pass of a single stage. You don't need several ranks yet, because the check runs all stages in one process.
 #
-# - `forward_stage` runs the stage on the message from the previous stage. It returns the message for the next stage, along with everything that your `backward_stage` will need.
+# - `forward_stage` runs the stage on the message from the previous stage. It returns the message for the next stage and everything that your `backward_stage` will need.
 #
-# - `backward_stage` receives what `forward_stage` saved for it, along with the gradient of the message that `forward_stage` returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. Token IDs don't have a gradient, so if the input consists of token IDs, `backward_stage` returns `None`.
+# - `backward_stage` receives what `forward_stage` saved for it and the gradient of the message that `forward_stage` returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. If the input consists of token IDs, `backward_stage` returns `None`, because integers don't have a gradient.
 #
-# A message is a plain tensor that isn't part of any autograd graph. Leave every message unchanged, because your caller may still need it. A stage may run several forward passes before the first backward pass, and the backward passes can come in any order.
+# A message is a plain tensor that isn't part of any autograd graph. Don't modify the messages that your functions receive, because the caller may still need them. A stage may run several forward passes before its first backward pass, and its backward passes can come in any order.
 
 
 # %% exercise="13.2"
@@ -206,7 +206,7 @@ def backward_stage(kept, gradient):
 
 
 # %% [markdown] hints="13.2"
-# 1. Which tensor does a stage's backward pass have to start from, and with which gradient? Which tensor's gradient does the previous stage need, and when does autograd compute the gradient of such a tensor? Also think about the message that `forward_stage` returns. If this message still had its graph, how long would the graph stay in memory?
+# 1. Which tensor does a stage's backward pass have to start from, and with which gradient? The previous stage needs the gradient of this stage's input. For which tensors does autograd store a gradient? Also think about the message that `forward_stage` returns. If this message were still connected to its graph, how long would the graph stay in memory?
 # 2. `message.detach()` is a new tensor with the same values but without a history, so you can call `requires_grad_()` on it without changing the caller's tensor. (For integer tensors, `requires_grad_()` raises an error.) Run the stage on this detached tensor. `backward_stage` needs the detached input and the output with its graph, and the next stage gets the output without its graph.
 # 3. In `forward_stage`, let `x = message.detach()`, call `x.requires_grad_()` if `x.is_floating_point()`, and let `y = stage(x)`. Return `y.detach(), (x, y)`. In `backward_stage`, unpack the pair, call `y.backward(gradient)`, and return `x.grad`.
 
@@ -216,18 +216,18 @@ check("13.2", forward_stage, backward_stage)
 # %% [markdown]
 # ## A stage at work
 #
-# Now let's run a real pipeline, with one process per stage. Each rank sends activations to the next rank and gradients to the previous rank. The object `channels` has a process group for each direction, so that activations and gradients don't hold each other up. `channels.rank` is this rank's position in the pipeline, and `channels.world_size` is the number of stages.
+# Now let's run a real pipeline, with one process per stage. The object `channels` sends activations in one process group and gradients in another, so these two kinds of messages don't hold each other up. `channels.rank` is this rank's position in the pipeline, and `channels.world_size` is the number of stages.
 #
 # - `work = channels.send(tensor, receiver)` starts to send a tensor. `work.wait()` returns when the tensor has been sent. Call `work.wait()` only once per send.
 #
-# - `work = channels.receive(tensor, sender)` starts to receive a message into a tensor. You can read the tensor after `work.wait()` has returned.
+# - `work = channels.receive(tensor, sender)` starts to receive a message, which will be written into `tensor`. You can read `tensor` after `work.wait()` has returned.
 
 # %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=23
-# Write the program of a single rank. It should work through the rank's list of actions in order, and it should work for any schedule that can be completed. Use your `forward_stage` and `backward_stage`. You decide when to receive a message, when to start a send, and when to wait for it. (Messages carry no labels, but you don't need any, because two neighbors always send and receive their micro-batches in the same order.)
+# Write the program that each rank runs. It should run the rank's list of actions in order, for any schedule that can be completed. Use your `forward_stage` and `backward_stage`, and decide for yourself when to receive, when to send, and when to wait. (A message doesn't contain the number of its micro-batch, but two neighbors always send and receive their micro-batches in the same order.)
 #
-# Each micro-batch has its own loss, which is a mean over its examples. But you need the gradient of the *whole batch's* mean loss. At the end of the step, this gradient should have been added to whatever was in `.grad` before.
+# Each micro-batch has its own loss, which is a mean over its examples. But you need the gradient of the *whole batch's* mean loss. Add this gradient to whatever `.grad` contained before the step.
 #
-# After the backward pass of a micro-batch, don't keep its graph or its activations. You may keep the messages that you've sent and the values of the losses until the end of the step.
+# After the backward pass of a micro-batch, a rank should no longer hold the micro-batch's graph or activations. But until the end of the step, you may keep the losses and all the messages that the rank has sent.
 
 
 # %% exercise="13.3"
@@ -275,8 +275,8 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
 
 
 # %% [markdown] hints="13.3"
-# 1. For which kind of action does a rank receive a message from `rank - 1`, and for which kind does it receive one from `rank + 1`? Which ranks lack one of these neighbors, and what do they do instead? Your shelf can be a dictionary that maps the number of a micro-batch to what `forward_stage` saved for it. Why shouldn't you wait for each send right away? What could the receiver be waiting for at that moment?
-# 2. Receive each message into a new tensor, `torch.empty_like(template)`, and wait for the message before you read the tensor. Start your sends without waiting for them, collect the objects that `channels.send` returns in a list, and wait for all of them at the end. On the last rank, pass a function to `forward_stage` that runs the stage and then computes the loss, so that the message is a single number. The loss of the batch is the mean of `m` such numbers. What's the gradient of this mean with respect to each number?
+# 1. Which kind of action needs a message from `rank - 1`, and which kind needs a message from `rank + 1`? Where do the inputs of the first rank come from? Which gradient does the last rank start its backward pass from? To store what `forward_stage` saved for each micro-batch, you can use a dictionary whose keys are the numbers of the micro-batches. Why shouldn't you wait for each send right away? What could the receiver be waiting for at that moment?
+# 2. Receive each message into a new tensor, `torch.empty_like(template)`, and wait for the message before you read the tensor. Start your sends without waiting for them, collect the objects that `channels.send` returns in a list, and wait for all of them at the end. On the last rank, pass a function to `forward_stage` that runs the stage and then computes the loss. Then the message is a single number, the micro-batch's loss. The loss of the batch is the mean of `m` such losses. What's the gradient of this mean with respect to each of these losses?
 # 3. To get `m`, count the forward passes in `actions`. On the last rank, write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, append `value` to a list, and start the backward pass with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
 
 # %% check="13.3"
@@ -285,7 +285,7 @@ check("13.3", run_stage)
 # %% [markdown]
 # ## Train with it
 #
-# The model below reads eight bytes of Python code and predicts the next byte. It has four residual blocks with $h = 128$. `ByteStage()` is the complete model, and `ByteStage(0, 2)` is the first half of it. Each rank has different parameters, so the gradients need no all-reduce.
+# The model below reads eight bytes of Python code and predicts the next byte. It has four residual blocks with $h = 128$. `ByteStage()` is the complete model, and `ByteStage(0, 2)` is the first half of the model. Each parameter exists on only one rank, so the gradients need no all-reduce.
 
 # %%
 BATCH, STEPS, M = 64, 30, 8
@@ -345,7 +345,7 @@ print(
 # %% [markdown]
 # The three curves coincide, and the final weights agree to the last digits of a float64.
 #
-# Does a real pipeline look like your drawing? Below, four processes run your program with your schedule, followed by a simulation of the same schedule. The real stages sleep instead of computing, so you don't need four cores. But the messages, their order, and the waiting are real.
+# Does a real pipeline look like your drawing? In the first picture, four processes run your schedule. They sleep instead of computing, but they exchange real messages. The second picture is a simulation of this schedule.
 
 
 # %%
@@ -359,19 +359,19 @@ viz.schedule(in_units(launch(at_work, 4, args=(schedule, 8))), title="your sched
 viz.schedule(schedule_order.simulate(as_schedule(schedule(4, 8))), title="the same schedule, simulated")
 
 # %% [markdown]
-# **Predict.** GPT-3 has 96 layers with $h = 12288$. Suppose that one sequence of 2,048 tokens goes through the model, forward and backward, with 2 bytes per element. With tensor parallelism and four all-reduces per layer, what's the total size of the tensors that each rank all-reduces, in gigabytes? With a pipeline, how many gigabytes does a rank in the middle *send*? (A gigabyte is a billion bytes. Round to one decimal.)
+# **Predict.** GPT-3 has 96 layers with $h = 12288$. One sequence of 2,048 tokens goes through the model, forward and backward, with 2 bytes per element. With tensor parallelism and four all-reduces per layer, what's the total size of the tensors that each rank all-reduces, in gigabytes? With a pipeline, how many gigabytes does a rank in the middle of the pipeline *send*? (A gigabyte is a billion bytes. Round to one decimal.)
 
 # %% predict="13.d"
 predict("13.d", split_layers=19.3, stages=0.1)
 
 # %% [markdown]
-# That's why large models usually combine tensor parallelism inside each machine with a pipeline across machines.
+# Since a pipeline sends so little data, large models usually combine tensor parallelism inside each machine with a pipeline across machines.
 #
 # ## Break it
 #
-# Your program starts all of its sends and waits for them at the end. Wouldn't it be safer to wait for each send right away? Let's try that with both schedules, on two ranks and with two micro-batches.
+# Your `run_stage` starts its sends without waiting for them right away. Wouldn't it be safer to wait until each message has been sent? Let's try that on two ranks, with two micro-batches.
 #
-# **Predict.** Which of the two schedules hangs: "GPipe", "1F1B", "both", or "neither"?
+# **Predict.** If each rank waits for each of its sends right away, which schedule hangs: "GPipe", "1F1B", "both", or "neither"?
 
 # %% predict="13.e"
 predict("13.e", hangs="1F1B")
@@ -398,19 +398,19 @@ with show_failure():
     launch(one_step, 2, args=(schedule, WaitingChannels))
 
 # %% [markdown]
-# Both ranks are stuck in a *send*. Rank 0 is trying to send the activations of micro-batch 1, while rank 1 is trying to send the gradient of micro-batch 0. Neither rank gets to the line in which it would receive something. In GPipe, all messages go in the same direction until the backward passes begin, so this deadlock can't happen.
+# With 1F1B, both ranks are stuck in a *send*. Rank 0 is trying to send the activations of micro-batch 1, while rank 1 is trying to send the gradient of micro-batch 0. Neither rank gets to the line in which it would receive the other rank's message. In GPipe, this deadlock can't happen, because all messages go in the same direction until the backward passes begin.
 #
-# Whether a send waits for its receiver depends on the backend and on the size of the message. That's why such a program can pass all of its tests and still hang with your first large model.
+# Whether a send waits for its receiver depends on the backend and on the size of the message. So a program that waits for each send can pass all of its tests and still hang with your first large model.
 #
 # ## Fix it
 #
-# Starting a send without waiting for it has a price, too. Until the send is complete, you may neither overwrite nor free the memory of the message.
+# Until a send is complete, you may neither overwrite nor free the memory of the message.
 #
-# To save memory, Megatron-LM used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. If PyTorch gave the same memory to a different tensor in the meantime, the next stage received garbage. With 16 stages, the gradient norm of Llama 3.1 405B became NaN, and in March 2026, a developer found out why. The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test (NVIDIA/Megatron-LM pull request 4047, which has been merged).
+# To save memory, Megatron-LM used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. If PyTorch reused the memory for a different tensor too early, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, which has been merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
 #
-# You can reproduce the same kind of bug on two ranks. Below, rank 0 sends three messages from the same buffer, while rank 1 is busy with something else.
+# You can reproduce such a bug on two ranks. Below, rank 0 writes a number into a buffer, starts to send the buffer, and then writes the next number without waiting. Meanwhile, rank 1 is busy with something else.
 #
-# **Predict.** Which three numbers does rank 1 receive?
+# **Predict.** If rank 0 sends 1, 2, and 3, which numbers does rank 1 receive?
 
 # %% predict="13.f"
 predict("13.f", received=(3, 3, 3))
@@ -435,9 +435,9 @@ def one_buffer():
 launch(one_buffer, 2, backend="gloo")[1]  # always on CPUs, because on GPUs, it depends on luck
 
 # %% [markdown] task="13.4" title="Fix it: too tidy" difficulty=2 minutes=8
-# Your `run_stage` keeps every message in memory until the end of the step. The `Outbox` below tries to save this memory by sending all messages from a single buffer, but its `send` is broken. Fix `send`, so that every message arrives with the values it had when `send` was called. The outbox may not create any additional tensors.
+# Your `run_stage` may keep every message in memory until the end of the step. The `Outbox` below tries to save this memory by sending all messages from a single buffer, but its `send` is broken. Fix `send`, so that every message arrives with the values it had when `send` was called. Your code may not create any additional tensors.
 #
-# The check notices if a message's memory changes before your code has waited for the send. On a cluster, such a bug strikes only now and then. Here, it strikes every time.
+# On a cluster, such a bug strikes only now and then, but the check always notices if the buffer changes too early.
 
 
 # %% exercise="13.4"
@@ -467,8 +467,8 @@ class Outbox:
 
 
 # %% [markdown] hints="13.4"
-# 1. When is it safe to write into the buffer again, and which object can tell you that? In the broken version, who might still be reading the buffer when `send` overwrites it?
-# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. In one of these places, the previous message might already have been overwritten before it was sent. In another place, you'd be waiting for a receiver that may be waiting for you, and you've just seen what happens then.
+# 1. In the broken version, `send` overwrites the buffer. Which message might not have been sent from this buffer yet? Which object can tell you when it's safe to write into the buffer again?
+# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. In one of these places, the previous message might already have been overwritten before it was sent. In another place, your code would wait for a receiver that may be waiting for your rank, which is the deadlock you've just seen.
 # 3. Call `self.wait()` in the first line of `send`. When you send the first message, there's no earlier send to wait for, and `wait` already takes care of that case.
 
 # %% check="13.4"
@@ -495,22 +495,22 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
            memory(schedule, 16, TidyChannels)], title="the most memory that a rank used, with 128 examples per micro-batch")  # fmt: skip
 
 # %% [markdown]
-# This table measures the shelves in megabytes. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
+# The table shows each rank's peak memory. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
 #
 # <details><summary>Going deeper: a table at both ends</summary>
 #
-# Pipelines have one more trap. If a GPT uses the same table for its embedding and its output layer (chapter 07), both the first stage and the last stage need a copy of this table. The token look-ups contribute to the table's gradient on the first rank, and the logits contribute to it on the last rank. So at the end of each step, the first and the last rank have to add up their gradients of the table with an all-reduce. If you forget this all-reduce, the first loss is still correct, but then the two copies drift apart. Chapter 14 will come back to such tables, because a gradient norm has to count a shared table only once.
+# Suppose a GPT uses the same table of weights for its embedding and its output layer (chapter 07). Then both the first stage and the last stage need a copy of this table. The token look-ups contribute to the table's gradient on the first rank, and the logits contribute to the table's gradient on the last rank. So at the end of each step, the first and the last rank have to add up their gradients of the table with an all-reduce. If you forget this all-reduce, the first loss is still correct, but then the two copies drift apart. Chapter 14 will come back to such tables, because a gradient norm has to count a shared table only once.
 #
 # </details>
 #
 # ## Fill the bubble (optional)
 #
-# As you saw in chapter 11, a backward pass computes two kinds of gradients, and only one kind is urgent. The previous rank is waiting for the gradient of the *input*, but the gradients of the *weights* can wait until the optimizer step. So let's split each backward pass (B) into two actions. **I** computes the gradient of the input, and **W** computes the gradients of the weights. F, I, and W take one unit of time each.
+# As you saw in chapter 11, a backward pass computes two kinds of gradients. The previous rank is waiting for the gradient of the *input*, but the gradients of the *weights* aren't needed until the optimizer step. So let's split each backward pass (B) into two actions. **I** computes the gradient of the input, and **W** computes the gradients of the weights. Each F, I, or W takes one unit of time.
 #
-# `Action("I", k)` needs the same inputs as `Action("B", k)`. `Action("W", k)` can run at any time after `Action("I", k)` on the same rank, and it takes the micro-batch off the shelf.
+# `Action("I", k)` needs the same tensors as `Action("B", k)`. `Action("W", k)` can run at any time after `Action("I", k)` on the same rank. Only the W removes the micro-batch from the rank's shelf.
 
 # %% [markdown] task="13.5" title="Fill the bubble (optional)" difficulty=4 minutes=15
-# Write a schedule with F, I, and W actions whose bubble is at most half as large as the bubble of 1F1B, which is $(p-1)/m$. No rank may have more than $p$ micro-batches on its shelf. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1, which Qi et al. published in 2023.
+# Write a schedule with F, I, and W actions whose bubble is at most half as large as the bubble of 1F1B, which is $(p-1)/m$. No shelf may ever hold more than $p$ micro-batches. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1 (Qi et al. 2023).
 
 
 # %% exercise="13.5"
@@ -531,8 +531,8 @@ def fill_bubble(p, m):
 
 
 # %% [markdown] hints="13.5"
-# 1. Start from your 1F1B schedule, and replace each backward pass with an I action, followed by the W action of the same micro-batch. Then draw the schedule. Where are the ranks idle, and which W actions could you move there without making another rank wait?
-# 2. At the end of a step, the first ranks are waiting for the input gradients of the last few micro-batches. So the later ranks should run their I actions as early as possible, even if they have to postpone some of their W actions. A postponed W action keeps its micro-batch on the shelf. In 1F1B, rank `r` needs room for `p - r` micro-batches, and now its shelf has room for `p`. How many W actions can rank `r` postpone?
+# 1. Start from your 1F1B schedule, and replace each backward pass with an I action, followed by the W action of the same micro-batch. Then draw the schedule. When are the ranks idle, and which W actions could they run at those times without making another rank wait?
+# 2. At the end of a step, the first ranks are waiting for the input gradients of the last few micro-batches. So the later ranks should run their I actions as early as possible, even if they have to postpone some of their W actions. A postponed W action keeps its micro-batch on the shelf. In 1F1B, the shelf of rank `r` holds at most `p - r` micro-batches, but now it may hold `p`. How many W actions can rank `r` postpone?
 # 3. On rank `r`, postpone each W action by `r` micro-batches. In other words, after `Action("I", k)` comes `Action("W", k - r)`, if `k >= r`. Put the remaining W actions at the very end.
 
 # %% check="13.5"
@@ -566,9 +566,9 @@ symptoms(13)
 #
 # - **Two directions on NCCL.** It's convenient to have a process group for each direction, but separate groups alone don't rule out deadlocks. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. As an alternative, Megatron-LM can pair a send with a receive and start both of them as one batch. We've run this course's schedules over NCCL on ranks that share a single GPU, but not yet on several GPUs.
 #
-# - **More stages than ranks.** The bubble consists of the time that $p - 1$ micro-batches spend on one stage, so you can shrink it by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can play with it below.
+# - **More stages than ranks.** While the pipeline fills and drains, a rank is idle for as long as $p - 1$ micro-batches spend on one stage. You can shorten this time by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can try this schedule below.
 #
-# - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches contain more counted tokens than others, so the mean of the micro-batches' means isn't the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. This is how `tplab.pipeline.Pipeline` does it.
+# - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches contain more counted tokens than others, so the mean of the micro-batches' means isn't the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. `tplab.pipeline.Pipeline` computes the loss this way.
 #
 # </details>
 
@@ -584,7 +584,7 @@ viz.explore(show_interleaved, p=(4, 2), m=(8, 4, 16), v=(2, 1, 4))
 # %% [markdown]
 # ## Your library so far
 #
-# Your library now contains a schedule and a program for each stage. `python -m my_tp pipeline` trains a model in two stages.
+# Your library now contains a schedule and the program that each rank runs. `python -m my_tp pipeline` trains a model in two stages.
 
 # %%
 from tplab.course import library
