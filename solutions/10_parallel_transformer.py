@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · The parallel transformer
 #
-# You've built an attention layer, an MLP, an embedding, a loss, and a tracker for random states, and all of them run on any number of ranks. What's still missing is everything between them: norms, residuals, biases, and dropout. Do these operations have to send anything? And how do you avoid putting one of them in the wrong place, which is surprisingly easy?
+# You've built an attention layer, an MLP, an embedding, and a loss that run on any number of ranks. But a transformer also has norms, biases, dropout, and residual connections. Do the ranks have to communicate for any of these? They don't, if you put each operation in the right place. But it's surprisingly easy to pick a wrong one.
 #
 # By the end of this chapter, your GPT will train on two processes with the same loss as plain PyTorch, and it will write some Python. You need chapters 04 to 09. About 75 minutes, plus 10 minutes for an optional section.
 
@@ -26,13 +26,13 @@ from tplab.course import check, predict, symptoms
 from tplab.tensor import load_full_state_dict, reduce_from_region
 
 # %% [markdown]
-# ## The stream
+# ## The residual stream
 #
-# A block of a transformer never replaces its input $x$. It computes something from $x$ and *adds* the result to $x$. The running sum of $x$ and all the blocks' outputs is called the **residual stream**, or just the stream.
+# A transformer layer consists of two blocks, attention and an MLP. A block never replaces its input $x$. It computes something from $x$ and *adds* the result to $x$, and the next block does the same with the sum. This running sum, which passes through the whole model, is called the **residual stream**.
 #
-# On two ranks, each rank has the full $x$, but only its own term of the block's output. Let $x = [3, 4]$. Rank 0 has the term $[1, 0]$, and rank 1 has the term $[0, 2]$, so the new stream should be $[4, 6]$. The operator g adds up the terms. But should the ranks add $x$ after g or before g?
+# Suppose two ranks have the full $x = [3, 4]$, but only partial sums of the block's output, $[1, 0]$ on rank 0 and $[0, 2]$ on rank 1. The full output is $[1, 2]$, so the residual stream should become $[4, 6]$. The operator g adds up the partial sums. Should a rank add $x$ before it calls g, or afterward?
 #
-# **Predict.** What's the new stream if every rank adds $x$ before g? What's the new stream if only rank 0 adds $x$ before g? In the second case, suppose the loss is the sum of the new stream's elements. On rank 0, the gradient of $x$ is $[1, 1]$. What value do both elements of this gradient have on rank 1?
+# **Predict.** Suppose every rank adds $x$ to its partial sum and then calls g. What does the residual stream become? What does it become if only rank 0 adds $x$ before g? In this second case, let the loss be the sum of the result's elements. On rank 0, the gradient of $x$ is $[1, 1]$. On rank 1, both elements of this gradient have the same value. What is it?
 
 # %% predict="10.a"
 predict("10.a", before_g=(7, 10), rank_0_only=(4, 6), dx_on_rank_1=0)
@@ -57,25 +57,25 @@ rows = [{"x is added": way, "new stream": ranks[0][way][0]} | {f"dx, rank {r}": 
 viz.table(rows)
 
 # %% [markdown]
-# If every rank adds $x$ before g, the result contains $x$ not once but $p$ times. If only rank 0 adds $x$, the stream is correct, but rank 1 gets a wrong gradient, and everything before this block trains on this gradient.
+# If every rank adds $x$ before g, the result contains $x$ not once but $p$ times. If only rank 0 adds $x$, the result is correct, but it doesn't depend on rank 1's $x$. So rank 1 gets a wrong gradient, and all earlier layers are trained with it.
 
 
 # %% [markdown] task="10.1" title="Seven operations" difficulty=3 minutes=8
-# Here are all the operations around a block, in alphabetical order. At the start, `y` is $x$, and each operation changes `y`.
+# The table lists everything that happens in one block, in alphabetical order. You start with `y = x`, and each operation changes `y`.
 #
 # | name | what happens to `y` |
 # |---|---|
-# | `"add"` | $x$, the input of the first operation, is added |
-# | `"bias"` | the block's final bias `[h]` is added, which every rank has |
-# | `"block"` | this rank's shards of the block's two matrices turn `y` into this rank's term of a sum |
+# | `"add"` | the original $x$ is added |
+# | `"bias"` | the block's final bias, `[h]`, is added, which every rank has in full |
+# | `"block"` | this rank's shards of the block's two matrices turn `y` into this rank's partial sum |
 # | `"dropout"` | some elements are dropped, the same ones on every rank |
 # | `"f"` | `copy_to_region`: an all-reduce in the backward pass only |
 # | `"g"` | `reduce_from_region`: an all-reduce in the forward pass only |
-# | `"norm"` | a `LayerNorm` with a weight and a bias, which every rank has |
+# | `"norm"` | a `LayerNorm`, whose weight and bias every rank has in full |
 #
-# Put the seven names in the right order. In a single process, the block reads the output of the norm. Dropout is applied to the sum of the block's output and the final bias. At the end, this result is added to the original $x$.
+# Put the seven names in the right order. In a single process, the block reads the norm's output. Dropout is applied to the sum of the block's output and the final bias, and at the very end, the original $x$ is added.
 #
-# The check runs your order on 1, 2, and 4 ranks, and compares the output and all gradients with those of a single process.
+# The check compares the output and all gradients with a single-process run.
 
 
 # %% exercise="10.1"
@@ -87,37 +87,37 @@ def block_order():
 
 
 # %% [markdown] hints="10.1"
-# 1. Start with a single process, where f and g do nothing. In which order do the other five operations run? Then find the operation after which the ranks hold different tensors.
-# 2. After g and before the next f, all ranks hold the same tensors, so they should do the same things. A bias or a residual that's added before g is added `p` times. In the backward pass, every rank has only its own contribution to the gradient until f adds up the contributions. Which operations have parameters that need the complete gradient?
+# 1. Start with a single process, where f and g do nothing. In which order do the other five operations have to run? Then suppose there are several ranks. After which operation do the ranks hold different tensors?
+# 2. From g until the next block, all ranks hold the same tensors, so they can all run the same operations. If a rank adds a bias or a residual before g, g adds up the copies of all ranks, and the result contains the bias or the residual `p` times. In the backward pass, each rank has only its own contribution to the gradient until f adds up the contributions of all ranks. Which of the operations have parameters that need the full gradient?
 # 3. In a single process, the order is norm, block, bias, dropout, add. The operators f and g go right before and right after the block.
 
 # %% check="10.1"
 check("10.1", block_order)
 
 # %% [markdown]
-# There are 5,040 possible orders. On two ranks, seven of them give the correct output, but only one of these seven also gives the correct gradients. The correct order follows from three rules:
+# There are 5,040 possible orders. On two ranks, seven of them compute the correct output, but only one of the seven also computes the correct gradients. Three rules lead you to this order:
 #
-# - From g to the next f, all ranks hold the same tensors. So every rank can compute norms, dropout, and sums by itself.
+# - From g until the next f, all ranks hold the same tensors, so every rank can apply norms and dropout by itself.
 #
-# - Biases and residuals should be added only once, so they come after g.
+# - Biases and residuals should be added only once, so they're added after g.
 #
-# - In the backward pass, f adds up the ranks' contributions to the gradient. A norm needs the full gradient for its own parameters, so it comes before f.
+# - In the backward pass, f adds up the gradient contributions of all ranks. A norm needs the full gradient for its own parameters, so the norm comes before f.
 #
-# A transformer layer consists of two such blocks, the attention and the MLP:
+# A transformer layer runs these operations twice, first for attention and then for the MLP:
 #
 # $$y = x + \text{dropout}(\text{attention}(\text{norm}(x)) + b) \qquad z = y + \text{dropout}(\text{MLP}(\text{norm}(y)) + b')$$
 #
-# ![An animation of one training step of a transformer layer on two ranks, with the real numbers of a single token. The stream is a gray pipe through both ranks. Attention and MLP each take a copy of the stream and compute one term per rank, and g adds the terms to the stream. In the backward pass, f adds the two partial gradients, and the norms and biases get their full gradients without a message.](pictures/one_step.svg)
+# ![An animation of one training step of a transformer layer on two ranks, with the actual numbers for a single token. The residual stream is drawn as a gray pipe that passes through both ranks. Attention and the MLP each read a copy of the residual stream and compute one partial sum per rank, and g adds the total to the residual stream. In the backward pass, f adds up the gradients of the two ranks, so the norms and biases get their full gradients without any additional messages.](pictures/one_step.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
 # ![The same animation as numbered stills](pictures/one_step_frames.svg)
 #
+# The token in the picture has only two features. A LayerNorm would turn any two features into 1 and -1, so the picture uses an RMSNorm instead. The dropout rate is 0.
+#
 # </details>
 #
-# (The picture shows a token with only two features. A LayerNorm would turn any two features into 1 and -1, so the picture uses an RMSNorm instead. Its dropout rate is 0.)
-#
-# **Predict.** Suppose a transformer layer runs on four ranks, with an input of shape `[2, 16, 32]` in float32. How many all-reduces does it need in the forward pass, and how many in the backward pass? How many bytes does each message contain? How many additional all-reduces do the gradients of norms and final biases need?
+# **Predict.** Suppose a transformer layer runs on four ranks, with an input of shape `[2, 16, 32]` in float32. How many all-reduces does the layer run in the forward pass, and how many in the backward pass? How many bytes does each message contain? How many additional all-reduces do the gradients of the norms and the final biases need?
 
 # %% predict="10.b"
 predict("10.b", forward=2, backward=2, bytes_each=4096, for_norms_and_biases=0)
@@ -144,13 +144,13 @@ def show_layer(p):
 viz.explore(show_layer, p=(2, 4))
 
 # %% [markdown]
-# Only f and g send messages. The norms, biases, dropout, and residuals between the blocks don't send anything.
+# So only f and g send messages, and everything between the blocks works without communication.
 #
 # ## 256 + 1
 #
-# Large models are trained in bfloat16, which has only 8 significant bits. That's enough inside a block. But the stream goes through *all* the layers, and each layer adds only a small number to each element.
+# Large models are trained in bfloat16, which has only 8 significant bits. Within a block, 8 bits are enough. But the residual stream passes through *all* the layers, and each layer adds only small values to it.
 #
-# **Predict.** What's 256 + 1 in bfloat16? And if an element of the stream is 256, and then each of 64 blocks adds 0.5, what's the result in bfloat16, and what's the result in float32?
+# **Predict.** What's 256 + 1 in bfloat16? Now suppose an element of the residual stream is 256, and each of the next 64 blocks adds 0.5 to it. What's the final value of this element in bfloat16, and what is it in float32?
 
 # %% predict="10.c"
 predict("10.c", one_more=256, bfloat16=256, float32=288)
@@ -163,11 +163,13 @@ for _ in range(64):
 print(stream)
 
 # %% [markdown]
-# So it's a good idea to keep the stream in float32 and compute the blocks in bfloat16. A float32 stream takes more memory, but it causes no extra traffic, because f and g are inside the blocks, where each element still takes 2 bytes.
+# In bfloat16, none of the 64 blocks had any effect. So it's a good idea to keep the residual stream in float32 and to compute only the blocks in bfloat16. That takes more memory, but it causes no additional traffic, because f and g are inside the blocks, where each element still takes up 2 bytes.
 #
 # ## Fix it
 #
-# Megatron-Core has a switch for a float32 stream, `fp32_residual_connection`. A single function adds the bias, applies dropout, and adds the residual, so that a GPU can do all three at the same time. To make this possible, the blocks have an option `skip_bias_add`. With this option, a block returns its output and its final bias separately. The next cell contains our own version of the function, with the bug that Megatron-Core shipped, and measures the error of a stream after 48 layers.
+# Megatron-Core has a switch for a float32 residual stream, `fp32_residual_connection`. After each block, a single function adds the final bias, applies dropout, and adds the residual, so that a GPU can run all three operations as one. To make this possible, a block with the option `skip_bias_add` returns its output and its final bias as two separate tensors.
+#
+# The next cell contains our own version of this function, with a bug that Megatron-Core shipped, and measures the error after 48 layers.
 
 # %% tags=["setup"]
 from tplab.tensor import dropout  # dropout with the random states from chapter 09
@@ -203,9 +205,7 @@ def switched(bias_dropout_add):
 viz.table(switched(as_shipped))
 
 # %% [markdown] task="10.2" title="Fix the switch that did nothing" difficulty=2 minutes=8
-# The switch changes nothing at all! In Megatron-Core, the embedding returned a float32 tensor, but until February 2026, the very first block converted the stream back to bfloat16 (NVIDIA/Megatron-LM pull request 3504).
-#
-# Fix the function. The result and all sums before it should have the dtype of `residual`, so that nothing is rounded to a smaller dtype. All ranks drop the same elements. If `bias` is `None`, there's no bias.
+# The switch changes nothing at all! Find out why, and fix the function. The result and every sum on the way should have the dtype of `residual`, so that nothing is rounded to a smaller dtype. All ranks should drop the same elements. `bias` may be `None`.
 
 
 # %% exercise="10.2"
@@ -230,9 +230,9 @@ def bias_dropout_add(y, bias, residual, rate, training, rng=None):
 
 
 # %% [markdown] hints="10.2"
-# 1. Which of the three tensors loses bits in the broken version, and in which line? Which tensors could change their dtype without losing anything?
-# 2. Convert `y` and `bias` to the dtype of `residual`. Convert them before you add them to each other, because the sum of two bfloat16 tensors is rounded, too.
-# 3. Write `y = y.to(residual.dtype)`, then `y = y + bias.to(residual.dtype)` if there's a bias. The last line stays as it is.
+# 1. Look at the three tensors `y`, `bias`, and `residual`. Which of them loses bits in the broken version, and in which line? Which of them could you convert without losing any bits?
+# 2. Convert `y` and `bias` to the dtype of `residual`. Convert both of them before you add them to each other, because the sum of two bfloat16 tensors is rounded to bfloat16.
+# 3. Replace the first line with `y = y.to(residual.dtype)`. If there's a bias, add it with `y = y + bias.to(residual.dtype)`. You don't have to change the last line.
 
 # %% check="10.2"
 check("10.2", bias_dropout_add)
@@ -241,34 +241,34 @@ check("10.2", bias_dropout_add)
 viz.table(switched(bias_dropout_add))
 
 # %% [markdown]
-# Now the switch works. With a bfloat16 stream, the error is as large as before, because the *stream* itself is rounded after each addition.
+# Now the switch works. With the switch off, the error is as large as before, because the residual stream *itself* is rounded after every addition.
 #
 # ## Encoders and decoders
 #
 # There are three kinds of transformer layers:
 #
-# - An **encoder** layer has no causal mask, because the whole text is known.
+# - An **encoder** layer has no causal mask, because the full text is already known.
 #
 # - A **decoder** layer, as in a GPT, has a causal mask.
 #
-# - A **decoder layer with cross-attention** has a third block between the other two, which reads the memory (chapter 06). This block has its own norm and residual, but it doesn't apply a norm to the memory.
+# - A **decoder layer with cross-attention** has a third block between the other two, which reads the memory from chapter 06. This block has its own norm and residual, but the memory doesn't go through a norm.
 #
-# In the very first transformer, the norms came after the sums (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the output of a norm is both the next block's input and the next residual. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. Megatron calls this option `apply_residual_connection_post_layernorm`.
+# In the very first transformer, the norms came after the residuals were added (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the next block reads the output of a norm, and the same output is also this block's residual. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. Megatron calls this option `apply_residual_connection_post_layernorm`.
 
 # %% tags=["setup"]
 from tplab.gpt.transformer import LayerNorm  # nn.LayerNorm, but it computes in the dtype of its input
 from tplab.tensor import ParallelAttention, ParallelMLP
 
 # %% [markdown] task="10.3" title="ParallelTransformerLayer" difficulty=3 minutes=14
-# Write `forward`. All blocks were built with `skip_bias_add=True`, so each call of a block returns two tensors: its output after g, `[b, s, h]`, and its final bias, `[h]`, which hasn't been added yet.
+# Write `forward`. All blocks were built with `skip_bias_add=True`, so each block returns two tensors: its output after g, `[b, s, h]`, and its final bias, `[h]`, which you still have to add.
 #
-# - `self.attention(x, key_padding_mask=..., rng=...)` is self-attention. `self.cross_attention(x, memory, key_padding_mask=..., rng=...)` reads the memory, or is `None` if the layer has no cross-attention. `self.mlp(x)` takes no other arguments.
+# - `self.attention(x, key_padding_mask=..., rng=...)` is self-attention. `self.cross_attention(x, memory, key_padding_mask=..., rng=...)` reads the memory. Without cross-attention, `self.cross_attention` is `None`. `self.mlp(x)` takes no other arguments.
 #
-# - A `key_padding_mask` is `True` where a *key* is padding. Which mask does `self.attention` need, and which mask does `self.cross_attention` need?
+# - A `key_padding_mask` is `True` wherever a *key* belongs to a padding token. Which of the two masks does each kind of attention need?
 #
-# - Attention also applies dropout to its weights, for which it needs the tracker `rng`. For the dropout after each block, use your `bias_dropout_add` with `self.hidden_dropout`.
+# - Attention also applies dropout to its weights, for which it needs the tracker `rng`. For the dropout after each block, call your `bias_dropout_add` with the rate `self.hidden_dropout`.
 #
-# - The residual stream may be in float32 while the weights are in bfloat16. A norm returns the dtype of its input, but the blocks need the dtype of the weights. (The memory already has this dtype.)
+# - The residual stream may be in float32 while the weights are in bfloat16. A norm preserves the dtype of its input, but a block needs an input with the dtype of the weights. (The memory already has this dtype.)
 
 
 # %% exercise="10.3"
@@ -313,17 +313,17 @@ class ParallelTransformerLayer(nn.Module):
 
 
 # %% [markdown] hints="10.3"
-# 1. Write the layer for a single process first. Then ask yourself which of its tensors are the same on every rank, because nothing changes for these tensors. In cross-attention, do the keys come from `x` or from the memory? So whose padding has to be masked?
-# 2. You need the same four steps two or three times: apply the norm, call the block, choose the residual (the norm's output if `self.post`, and otherwise the norm's input), and call `bias_dropout_add`. The result is the `x` of the next block.
-# 3. Start with `normed = self.attention_norm(x)`. Then call `y, bias = self.attention(normed.to(self.attention_norm.weight.dtype), key_padding_mask=key_padding_mask, rng=rng)`. Finally, set `x = bias_dropout_add(y, bias, normed if self.post else x, self.hidden_dropout, self.training, rng)`. If there's cross-attention, do the same with `self.cross_norm` and `self.cross_attention(normed, memory, key_padding_mask=memory_padding_mask, rng=rng)`. Then do it with `self.mlp_norm` and `self.mlp`.
+# 1. Write the layer for a single process first. On several ranks, nothing changes for the tensors that are the same on every rank. Which tensors are those? And for cross-attention, do the keys come from `x` or from the memory, and so whose padding tokens have to be masked?
+# 2. You need the same four steps for each block. Apply the norm, call the block, choose the residual, and call `bias_dropout_add`. The residual is the norm's output if `self.post` is True, and the norm's input otherwise. The result is the `x` of the next block.
+# 3. Start with `normed = self.attention_norm(x)`. Then call `y, bias = self.attention(normed.to(self.attention_norm.weight.dtype), key_padding_mask=key_padding_mask, rng=rng)`. Finally, set `x = bias_dropout_add(y, bias, normed if self.post else x, self.hidden_dropout, self.training, rng)`. If there's cross-attention, do the same with `self.cross_norm` and `self.cross_attention(normed, memory, key_padding_mask=memory_padding_mask, rng=rng)`, where `normed` has to be converted, too. Then do it with `self.mlp_norm` and `self.mlp`.
 
 # %% check="10.3"
 check("10.3", ParallelTransformerLayer)
 
 # %% [markdown]
-# Is your layer really the transformer that everybody else uses? The next cell compares your layer with PyTorch's own layers.
+# Now let's compare your layer with PyTorch's own layers.
 #
-# **Predict.** How many all-reduces does your decoder layer with cross-attention need in the forward pass, and how many in the backward pass, if the memory needs a gradient, too?
+# **Predict.** Suppose a decoder layer has cross-attention, and the memory needs a gradient, too. How many all-reduces does this layer run in the forward pass, and how many in the backward pass?
 
 # %% predict="10.d"
 predict("10.d", forward=3, backward=4)
@@ -367,26 +367,26 @@ viz.table([{"layer": kind.__name__, "p": p} | launch(against_pytorch, p, args=(k
 #
 # ## From a layer to a GPT
 #
-# You already have all the parts of a GPT:
+# You've already built all the parts of a GPT:
 #
 # | part | what each rank holds |
 # |---|---|
-# | token embedding | $v/p$ rows |
+# | token embedding | $v/p$ of its rows |
 # | position embedding, one vector per position | all of it |
 # | $L$ layers | $1/p$ of each matrix |
 # | final norm | all of it |
-# | logits, with the embedding's own rows | the same $v/p$ rows |
+# | logits, computed with the rows of the token embedding | the same $v/p$ rows |
 # | loss, in the course's version | $v/p$ columns of the logits |
 #
-# **Predict.** Go through the table and count the f's and g's. How many all-reduces does one training step of a GPT with $L = 2$ layers need? (The course's loss runs two small ones in the forward pass.) How many of these all-reduces have $b \cdot s \cdot h$ elements?
+# **Predict.** Go through the table and count the f's and g's. How many all-reduces does one training step of a GPT with $L = 2$ layers need? (The course's loss runs two small ones in the forward pass.) How many of these messages have $b \cdot s \cdot h$ elements?
 
 # %% predict="10.e"
 predict("10.e", all_reduces=12, of_bsh=10)
 
 # %% [markdown]
-# ## Start small at depth
+# ## Smaller weights for deep models
 #
-# Usually, the initial weights are drawn with a standard deviation of 0.02. But each of the $2L$ blocks adds its output to the stream. If these outputs are independent and have the same variance, the stream's standard deviation grows like $\sqrt{2L}$. To prevent this, GPT-2 divides the standard deviation by $\sqrt{2L}$ for all weights whose output is added to the stream.
+# Initial weights usually have a standard deviation of 0.02. But in a deep model, $2L$ blocks add their outputs to the residual stream. If these outputs are independent and have the same variance, the stream's standard deviation grows like $\sqrt{2L}$. To prevent this, GPT-2 divides the standard deviation by $\sqrt{2L}$ for all weights whose output is added to the residual stream.
 
 # %% tags=["setup"]
 from tplab.gpt import transformer
@@ -394,15 +394,17 @@ from tplab.memory import GPTConfig
 from tplab.tensor import VocabParallelEmbedding, parallel_logits, vocab_parallel_cross_entropy
 
 # %% [markdown] task="10.4" title="ParallelGPT" difficulty=3 minutes=10
-# Write the `forward` method of a GPT, and `init_std`.
+# Write `forward` and `init_std`.
 #
-# - If `self.float32_residual` is set, convert the sum of the two embeddings to float32. Then apply dropout with the rate `self.config.dropout`. All ranks drop the same elements. Nothing may round this stream before the final norm has read it.
+# - The residual stream starts with the sum of the two embeddings. If `self.float32_residual` is True, convert it to float32, and don't round the residual stream before the final norm has read it.
 #
-# - `parallel_logits(x, weight, group=...)` includes f. It returns this rank's logits, `[b, s, v/p]`, from this rank's rows of the table, `self.embedding.weight`. `x` must have the same dtype as these rows.
+# - Before the first layer, apply dropout with the rate `self.config.dropout`. All ranks should drop the same elements.
 #
-# - With targets, return the mean loss, using `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)`. Because the table is padded, this function needs the real size of the vocabulary, `self.config.vocab_size`.
+# - `parallel_logits(x, weight, group=...)` includes f. It computes this rank's logits, `[b, s, v/p]`, from this rank's rows of the embedding, `self.embedding.weight`. Your `x` needs the dtype of these rows.
 #
-# - `init_std` returns the standard deviation with which a weight should start, given its name in `ParallelGPT`, for example `"layers.0.attention.qkv.weight"`.
+# - If there are targets, return the mean loss from `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)`. Because the embedding is padded, this function needs the real vocabulary size, `self.config.vocab_size`.
+#
+# - `init_std` returns the standard deviation of an initial weight, given its name in `ParallelGPT`, for example `"layers.0.attention.qkv.weight"`.
 
 
 # %% exercise="10.4"
@@ -450,9 +452,9 @@ def init_std(name, num_layers, std=0.02):
 
 
 # %% [markdown] hints="10.4"
-# 1. Go through the table above from top to bottom. Each row of the table takes one or two lines of `forward`. You don't have to call f or g yourself, because the modules do. For `init_std`, think of the two matrices of an MLP. Which of them is multiplied last?
-# 2. In `forward`, add both embeddings, apply dropout, call every layer with the same `rng`, apply the final norm, convert to the dtype of the table, and compute the logits with the embedding's own weight. In `init_std`, the weights that write to the stream are called `attention.out` and `mlp.down`, and each layer has its own.
-# 3. `x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))`, then `dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)`, `layer(x, rng=rng)` for each layer, `self.final_norm(x)`, and `parallel_logits(x, self.embedding.weight, group=self.group)`. For `init_std`, use `name.endswith(("attention.out.weight", "mlp.down.weight"))` and `std / math.sqrt(2 * num_layers)`.
+# 1. Go through the table above from top to bottom. Each row of the table takes one or two lines of code in `forward`. You don't have to call f or g yourself, because the modules call them. For `init_std`, think of the two matrices of an MLP. Which of them computes the MLP's output?
+# 2. In `forward`, add the two embeddings, apply dropout, and call every layer with the same `rng`. Then apply the final norm, convert its output to the dtype of the embedding, and compute the logits with the embedding's own weight. In `init_std`, look for the weights of `attention.out` and `mlp.down`, because their outputs are added to the residual stream. Every layer has both of them.
+# 3. Start with `x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))` and convert `x` if necessary. Continue with `dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)`, `layer(x, rng=rng)` for each layer, `self.final_norm(x).to(self.embedding.weight.dtype)`, and `parallel_logits(x, self.embedding.weight, group=self.group)`. For `init_std`, use `name.endswith(("attention.out.weight", "mlp.down.weight"))` and `std / math.sqrt(2 * num_layers)`.
 
 # %% check="10.4"
 check("10.4", ParallelGPT, init_std)
@@ -488,7 +490,7 @@ viz.curves(by_depth, title="the standard deviation of the stream", xlabel="layer
 # %% [markdown]
 # ## Train it
 #
-# Let's train everything you've built since chapter 03. The text is only 1,500 bytes from Python's standard library, which a small model can almost learn by heart. (Because the model has only 64 features, its weights start with a standard deviation of 0.1.)
+# Let's train everything you've built since chapter 03. The training text is only 1,500 bytes of Python's standard library, so a small model can almost learn it by heart. (Because our model has only 64 features, its weights start with a standard deviation of 0.1.)
 
 # %%
 from tplab.common import corpus
@@ -536,13 +538,13 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your GPT, p = 2": losses}, title="a GPT on two ranks")
 
 # %% [markdown]
-# You see only one curve, because the two curves lie exactly on top of each other. Two processes trained this model as if they were one, and neither of them ever had the full model.
+# You see only one curve, because the two curves lie exactly on top of each other. Yet neither process ever had the full model.
 #
 # ## Which token?
 #
-# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own rows, and all ranks have to choose the *same* token. If several tokens have the largest logit, the ranks should choose the lowest ID, like `torch.argmax`.
+# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own rows, and all ranks have to choose the *same* token. If several tokens share the largest logit, the lowest ID should be chosen, as in `torch.argmax`.
 #
-# **Predict.** There are eight tokens on two ranks. Rank 0 has the logits `[0.5, 2.0, -1.0, 2.0]`, and rank 1 has `[1.0, 0.0, 3.0, 3.0]`. Which index does `argmax` return on each rank, and which ID should all ranks choose? On two ranks, GPT-2's 50,257 rows are padded to 50,432 rows. How many logits per token would a gather return?
+# **Predict.** Suppose there are eight tokens. Rank 0 has the logits `[0.5, 2.0, -1.0, 2.0]`, and rank 1 has the logits `[1.0, 0.0, 3.0, 3.0]`. Which index does `argmax` return on each rank, and which ID should both ranks choose? On two ranks, GPT-2's 50,257 rows are padded to 50,432 rows. If you gathered the logits, how many logits per token would you get?
 
 # %% predict="10.f"
 predict("10.f", index_on_rank_0=1, index_on_rank_1=2, chosen_id=6, gathered=50432)
@@ -550,11 +552,11 @@ predict("10.f", index_on_rank_0=1, index_on_rank_1=2, chosen_id=6, gathered=5043
 # %% [markdown] task="10.5" title="The next token" difficulty=3 minutes=12
 # Choose the next token for each text in a batch. Each rank may send only a few numbers per text.
 #
-# - `dist.all_reduce` can also compute a maximum or a minimum if you pass `op=dist.ReduceOp.MAX` or `op=dist.ReduceOp.MIN`.
+# - With `op=dist.ReduceOp.MAX` or `op=dist.ReduceOp.MIN`, `dist.all_reduce` computes a maximum or a minimum.
 #
-# - The last rows of the table may be padding. Padding rows have IDs of `vocab_size` or more, which must never be chosen, whatever their logits are. A rank may hold nothing but padding.
+# - The last rows of the embedding may be padding. Their IDs are `vocab_size` or more, and you must never choose them, no matter how large their logits are. A rank may even have nothing but padding rows.
 #
-# - Ids should stay integers. In bfloat16, the token 257 would become the token 256.
+# - Keep the IDs as integers. In bfloat16, 257 would be rounded to 256.
 
 
 # %% exercise="10.5"
@@ -577,16 +579,16 @@ def best_token(logits, vocab_size, group=None):
 
 
 # %% [markdown] hints="10.5"
-# 1. On each rank, only the largest logit has a chance of being the largest of all. Which two numbers do the other ranks need to know about this logit? How does an index in a rank's shard become an ID?
-# 2. Set the logits of the padding to minus infinity, and find the rank's own maximum and its index. Then find the maximum over all ranks. Each rank that has this maximum proposes the ID of its largest logit. All other ranks propose a number that's too large to be the minimum.
-# 3. `ids = start + arange(v/p)` with `start = dist.get_rank(group) * v/p`, then `largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)`. All-reduce a copy of `largest` with `MAX`. All-reduce `torch.where(largest == largest_of_all, start + index, vocab_size)` with `MIN`.
+# 1. On each rank, only one token can possibly be the best, the token with this rank's largest logit. Which two numbers do the other ranks need to know about this token? If you know the token's index in the rank's shard, how do you get its ID?
+# 2. Set the logits of the padding to minus infinity, and find the rank's largest logit and its index. Then compute the largest logit over all ranks. Each rank that has this logit proposes the ID of its token. Every other rank proposes a number that's too large to be the minimum of all proposals.
+# 3. Compute `ids = start + arange(v/p)` with `start = dist.get_rank(group) * v/p`. Then compute `largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)`. All-reduce a copy of `largest` with `MAX`, and then all-reduce `torch.where(largest == largest_of_all, start + index, vocab_size)` with `MIN`.
 
 # %% check="10.5"
 check("10.5", best_token)
 
 
 # %% [markdown]
-# Now let your model write! It was trained on two ranks, and here, it continues three prompts on one, two, and four ranks.
+# Now let your model write! With the weights you've just trained, it continues three prompts on one, two, and four ranks.
 
 
 # %%
@@ -626,9 +628,9 @@ viz.table([{"plain PyTorch writes": repr(plain_text(prompt))} | {
 #
 # ## Break it
 #
-# Let's return to the first question of this chapter and add the MLP's residual before g, on every rank.
+# Let's return to the mistake from the beginning of this chapter and have every rank add the MLP's residual before g.
 #
-# **Predict.** For which of $p = 1, 2, 4$ is the loss of your trained model still correct? Now take an untrained model, whose correct loss is about 5.9. With the mistake, its stream becomes too large, but each norm scales the stream back before a block reads it. Will the untrained model's loss be off by more than 1 for any $p$? (Write `True` or `False`.)
+# **Predict.** Suppose you run your trained model with this mistake on $p = 1$, 2, and 4 ranks. For which of these $p$ is the loss still correct? An untrained model should have a loss of about 5.9. With the mistake, its residual stream becomes too large, but before a block reads it, a norm scales it back. Is there any $p$ for which the untrained model's loss is off by more than 1? (Write `True` or `False`.)
 
 # %% predict="10.g"
 predict("10.g", correct_for=(1,), untrained_off_by_more_than_1=False)
@@ -654,7 +656,7 @@ viz.table([{"weights": name, "layer": kind.__name__} | {
     for kind in (ParallelTransformerLayer, ResidualBeforeG)])  # fmt: skip
 
 # %% [markdown]
-# With the mistake, the untrained model even gets a *lower* loss, and nothing about this loss looks suspicious, because the norms hide how large the stream has become. Only the fact that the loss depends on $p$ reveals the mistake. So always compare your model with a run on a single rank.
+# The mistake even *lowers* the untrained model's loss, and it's hard to notice, because the norms hide how large the residual stream has become. But the loss depends on $p$. So always compare your model with a single-rank run.
 
 # %%
 symptoms(10)
@@ -662,14 +664,14 @@ symptoms(10)
 # %% [markdown]
 # ## Load GPT-2 (optional)
 #
-# A checkpoint of GPT-2 contains the same tensors as your GPT, but their names are different, and the weights of linear layers are stored as `[in, out]`. So for each tensor, you only need to know whether to transpose it and how to split it.
+# A checkpoint of GPT-2 contains the same tensors as your GPT, but they have different names, and the weights of linear layers are stored as `[in, out]`.
 
 # %% [markdown] task="10.6" title="GPT-2's checkpoint as a table (optional)" difficulty=2 minutes=10
-# Make a table with an entry for each of these tensors: `wte.weight` and `wpe.weight` (the embeddings of tokens and positions), and `attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, and `mlp.c_proj`, each with a `.weight` and a `.bias`. (The norms are replicated, so we leave them out.) Each value is a pair: whether the tensor has to be transposed first, and how it's split *after* that.
+# Return a dictionary with ten keys: `wte.weight` and `wpe.weight` (the embeddings of tokens and positions), and the `.weight` and the `.bias` of `attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, and `mlp.c_proj`. (The norms are replicated, so we leave them out.) Each value is a pair. Its first element says whether the tensor has to be transposed, and the second element says how to split the tensor *after* that.
 #
-# - `"rows"` means that rank $r$ takes the $r$-th block along dimension 0. (The elements of a bias count as rows.) `"columns"` means the same for dimension 1.
+# - `"rows"` means that rank $r$ takes the $r$-th of $p$ equal slices along dimension 0. (The elements of a bias count as rows.) `"columns"` means the same for dimension 1.
 #
-# - `"qkv"` means that three matrices are stacked, and each rank takes its rows of all three.
+# - `"qkv"` means that the tensor consists of three stacked parts, and each rank takes its rows of all three.
 #
 # - `"replicated"` means that every rank takes the full tensor.
 
@@ -694,15 +696,15 @@ def gpt2_plan():
 
 
 # %% [markdown] hints="10.6"
-# 1. `wte` is the token embedding, `wpe` is the position embedding, `c_attn` is your `attention.qkv`, `c_fc` is your `mlp.up`, and each `c_proj` is the second matrix of its block. Which of your layers are column-parallel, and which are row-parallel?
-# 2. Your weights are stored as `[out, in]`, so a column-parallel weight is split by *rows*, and so is its bias. A row-parallel weight is split by columns, and its bias is added after g. The embeddings aren't linear layers.
-# 3. Transpose the four weights in `attn` and `mlp`, and nothing else. Split `c_attn` as `"qkv"`, `c_fc` and `wte.weight` by rows, and both `c_proj.weight` by columns. Everything else is replicated.
+# 1. In GPT-2, `wte` is the token embedding, and `wpe` is the position embedding. `c_attn` is your `attention.qkv`, `c_fc` is your `mlp.up`, and each `c_proj` is the second linear layer of its block. Which of these layers are column-parallel in your GPT, and which are row-parallel?
+# 2. Your weights are stored as `[out, in]`, so the weight of a column-parallel layer is split by *rows*, and so is its bias. The weight of a row-parallel layer is split by columns, and its bias is added after g. The two embeddings aren't linear layers.
+# 3. Transpose the four weights whose names start with `attn` or `mlp`, and nothing else. Split `c_attn` as `"qkv"`, split `c_fc` and `wte.weight` by rows, and split both `c_proj.weight` by columns. Everything else is replicated.
 
 # %% check="10.6"
 check("10.6", gpt2_plan)
 
 # %% [markdown]
-# **Predict.** Suppose you forget to transpose one of the four weights. For which weight does the loader accept this without an error? (Write its name.)
+# **Predict.** Suppose you forget to transpose one of the four weights. For which weight does the checkpoint still load without an error? (Write its name.)
 
 # %% predict="10.h"
 predict("10.h", no_error="attn.c_proj.weight")
@@ -750,43 +752,43 @@ losses = {name: launch(loss_without_transposing, 2, args=(gpt2, name))[0] for na
 viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for name, loss in losses.items()])
 
 # %% [markdown]
-# `attn.c_proj.weight` is square, so its shape doesn't reveal the mistake. That's why you should always compare the logits of a loaded model with those of the original.
+# `attn.c_proj.weight` is square, so its shape doesn't reveal the mistake. So always compare the logits of a loaded model with those of the original.
 #
 # ## In the wild
 #
 # <details><summary>Going deeper: Megatron-Core, names, sampling, the memory's gradient, and a fix that broke something else</summary>
 #
-# - **Megatron-Core** has this layer as `TransformerLayer` in `megatron/core/transformer/transformer_layer.py`, with `self_attn_bda`, `cross_attn_bda`, and `mlp_bda` after the blocks. "bda" is your `bias_dropout_add`, which lives in `megatron/core/fusions/fused_bias_dropout.py`. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
+# - **Megatron-Core** implements this layer as `TransformerLayer` in `megatron/core/transformer/transformer_layer.py`. After the blocks, the layer calls `self_attn_bda`, `cross_attn_bda`, and `mlp_bda`, where "bda" stands for your `bias_dropout_add`. You find this function in `megatron/core/fusions/fused_bias_dropout.py`, and the model, `GPTModel`, in `megatron/core/models/gpt/gpt_model.py`.
 #
-# - **The cast** that exercise 10.2 removes was there on purpose. According to a comment in Megatron-Core's code, the cast kept a pipeline from hanging under automatic mixed precision.
+# - **The bug from exercise 10.2** was in Megatron-Core until February 2026. The embedding returned a float32 tensor, but the very first block converted the residual stream back to bfloat16 (NVIDIA/Megatron-LM pull request 3504). This conversion was there on purpose. According to a comment in the code, it kept a pipeline from hanging under automatic mixed precision.
 #
-# - **Names change.** Your `init_std` depends on the names of the weights, and so does the initialization in `transformers`. In July 2026, a user noticed that `transformers` had stopped scaling these weights in new GPT-2 models. The code compared each parameter's name with `"c_proj.weight"`, but by then, the code received full names such as `"h.0.attn.c_proj.weight"`. Nothing raised an error, of course (huggingface/transformers issue 47458).
+# - **Names change.** Your `init_std` depends on the names of the weights, and so does the initialization in `transformers`. In July 2026, a user noticed that `transformers` no longer scaled these weights in new GPT-2 models. The code compared each parameter's name with `"c_proj.weight"`, but by then, it received full names such as `"h.0.attn.c_proj.weight"`. Nothing raised an error, of course (huggingface/transformers issue 47458).
 #
-# - **A residual before g.** The inference engine Mirage shipped with this bug. Until June 2026, Mirage added one of its residuals on every rank, so this residual was doubled on two GPUs. The fix was to add the residual on rank 0 only, which is fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). But two months later, the developers found a model whose "residual" isn't a full tensor but a term of a sum. Since only rank 0 added its residual, the terms of all the other ranks were missing (pull request 753). So your code should always know whether a tensor is a term or a full tensor.
+# - **The inference engine Mirage added a residual before g.** Until June 2026, every rank added one of the residuals, so on two GPUs, the result contained this residual twice. The developers fixed the bug by adding the residual only on rank 0. That's fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). Two months later, they found a model in which each rank's "residual" is only a partial sum. With the fix, the partial sums of all other ranks were missing from the result (pull request 753). So your code should always know whether a tensor is a partial sum or the full tensor.
 #
-# - **A bias before g.** The training library GPT-NeoX shipped with this bug. It has a variant with parallel blocks, $x + \text{attention} + \text{MLP}$, in which a single all-reduce adds up the terms of both blocks. Each rank added both biases before this all-reduce, so the biases were added $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
+# - **The training library GPT-NeoX added biases before g.** One of its models runs attention and the MLP side by side and computes $x + \text{attention} + \text{MLP}$. In this model, a single all-reduce adds up the partial sums of both blocks. Every rank added the final biases of both blocks before this all-reduce, so the result contained them $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
 #
-# - **Your way to choose a token** is newer than it looks. SGLang gathers all the logits on every rank, even if it only needs the largest one. A pull request of August 2026 sends each rank's best candidate instead, with your rule for ties (sgl-project/sglang pull request 35268, still open). In LightLLM, the same idea raised the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
+# - **Your way to choose a token** is newer than it looks. SGLang gathers all the logits on every rank, even if it only needs the largest one. In August 2026, someone proposed that each rank should send only its best candidate, with the same rule for ties as yours (sgl-project/sglang pull request 35268, still open). In LightLLM, the same change increased the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
 #
-# - **If the next token is drawn at random**, all ranks have to get the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, the ranks' texts may drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws on rank 0, and broadcasts the token. It also uses a KV cache.
+# - **If you draw the next token at random**, all ranks have to draw the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, the texts on the ranks may drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws a token on rank 0, and broadcasts this token. It also uses a KV cache.
 #
-# - **The memory's gradient** is all-reduced once per decoder layer, because every cross-attention has its own f. The contributions of the layers are simply added, and so are the ranks' terms. So you could leave out all of these f's and put a single f where the memory enters the decoder. Can you see why the gradients would stay the same?
+# - **The memory's gradient** is all-reduced once per decoder layer, because every cross-attention has its own f. The gradient that the encoder gets is the sum over all decoder layers and all ranks. So you could leave out all of these f's and put a single f where the memory enters the decoder. Can you see why the gradients would stay the same?
 #
 # </details>
 #
 # <details><summary>Going deeper: float16, and why every rank has to skip the same steps</summary>
 #
-# With float16, people multiply the loss by a large number, such as 65,536, so that small gradients don't round to zero. If a gradient overflows because of that, PyTorch's `GradScaler` skips the step and halves its scale. Each process makes this decision by itself, based on its own gradients.
+# If you train in float16, you multiply the loss by a large number, such as 65,536, so that small gradients aren't rounded to zero. If this factor makes a gradient overflow, PyTorch's `GradScaler` skips the step and halves the factor. Each process makes this decision by itself, based on its own gradients.
 #
-# With tensor parallelism, a gradient can overflow on just one rank, because every rank has a different shard. We tried this on two ranks, with a column- and a row-parallel layer, and set a single element of rank 0's gradient to infinity. Rank 0 skipped the step and continued with a scale of 32,768. Rank 1 took the step and kept its scale of 65,536. So the bias, which should be the same on every rank, moved by -0.2 on rank 1 and not at all on rank 0. Nobody got an error.
+# With tensor parallelism, every rank has a different shard, so a gradient can overflow on just one rank. We tried this on two ranks, with a column-parallel and a row-parallel layer, and set a single element of rank 0's gradient to infinity. Rank 0 skipped the step and continued with a factor of 32,768. Rank 1 took the step and kept its factor of 65,536. So the bias, which should be the same on every rank, changed by -0.2 on rank 1 and didn't change at all on rank 0. Neither rank raised an error.
 #
-# `tplab.cluster.TrainingStep` bases the decision on the full model's gradient norm. The norm is the same on every rank, and it's infinite or NaN as soon as any element is, so either all ranks take the step or none of them do. Megatron-LM takes the maximum of the ranks' overflow flags instead, which has the same effect (`MixedPrecisionOptimizer`). With bfloat16, you don't need to scale the loss, because bfloat16 has the same range as float32.
+# `tplab.cluster.TrainingStep` bases the decision on the norm of the full model's gradient. This norm is the same on every rank, and it's infinite or NaN if any element of the gradient is, so either all ranks take the step or none of them do. Megatron-LM takes the maximum of the ranks' overflow flags instead, which has the same effect (`MixedPrecisionOptimizer`). In bfloat16, you don't need to scale the loss, because bfloat16 has the same range as float32.
 #
 # </details>
 #
 # ## Your library so far
 #
-# Your library now contains a complete GPT. The table below ends with a command that has your GPT write a few tokens on two processes, without the notebook.
+# Your library now contains a complete GPT. The table below ends with a command that has it write a few tokens on two processes.
 
 # %%
 from tplab.course import library
@@ -794,4 +796,4 @@ from tplab.course import library
 library(10)
 
 # %% [markdown]
-# Each layer of your GPT sends four messages per training step, and for each message, all ranks stop and wait. How long do they wait? And could they do something useful in the meantime?
+# Each layer of your GPT sends four messages per training step, and all ranks stop and wait for every message. How long do they wait? And could they do something useful in the meantime?
