@@ -147,9 +147,13 @@ def _scores(made: Movie, left: float, middle: float, weights: Tensor, color: str
         cells = [box(left + key * CELL, top + query * CELL, CELL, CELL, "#FFFFFF", INK, 1, 0) for key in range(TOKENS)]
         made.piece("".join(cells)).show(1.9 + 0.6 * query)
     for query in range(TOKENS):
-        for key in range(TOKENS):
-            filled = box(left + key * CELL + 1, top + query * CELL + 1, CELL - 2, CELL - 2, color, stroke=0, radius=0)
-            made.piece(filled).fade(3.7, float(weights[query, key]))
+        filled = [
+            f'<g opacity="{float(weights[query, key]):.2f}">'
+            + box(left + key * CELL + 1, top + query * CELL + 1, CELL - 2, CELL - 2, color, stroke=0, radius=0)
+            + "</g>"
+            for key in range(TOKENS)
+        ]
+        made.piece("".join(filled)).show(3.7)
 
 
 def _backward(made: Movie, rank: int) -> None:

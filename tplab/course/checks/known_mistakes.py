@@ -38,7 +38,8 @@ from tplab.course.notebooks.rewrite import keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
 
 Observations = Sequence[Observed]  # of each rank, in a case
-FEW = 8  # cases: after them, most mistakes have their question and don't have to run in the others
+FEW = 4  # cases: after them, most mistakes have their question and don't have to run in the others
+LAUNCH_SECONDS = 600.0  # dozens of mistakes share a launch, and the machine may be busy
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
 
 
@@ -83,7 +84,6 @@ def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -
                 waiting = {name: answer for name, answer in answers.items() if name not in asked}
                 others = {name: answer for name, answer in answers.items() if name in asked}
                 seen = _run(trial, batch, waiting)
-                asked |= dict.fromkeys(waiting.keys() - seen.keys(), FAILS)
                 asked |= _questions(own, Expected(trial, batch), seen, others)
                 on_the_cpu |= {name for name, cases in seen.items() if any(map(_on_the_cpu, cases))}
     return {name: asked.get(name, shared("device") if name in on_the_cpu else PASSES) for name in mistakes}
@@ -109,7 +109,7 @@ def _questions(
     first: dict[str, tuple[int, Differences]] = {}
     for name, cases in seen.items():
         for index, observed in enumerate(cases):
-            if any(ERROR in rank for rank in observed):
+            if _ended(observed):
                 asked[name] = f"{FAILS}: {observed}"
                 break
             differences, _ = compare_case(expected, index, observed)
@@ -128,22 +128,35 @@ def _questions(
 def _finished(known: Mapping[str, Observations], mistake: Mistake) -> Observations | None:
     """Return what each rank observed, or None if the mistake didn't run to its end."""
     ranks = known.get(mistake.name)
-    return None if ranks is None or any(ERROR in rank for rank in ranks) else ranks
+    return None if ranks is None or _ended(ranks) else ranks
 
 
 def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Observations]]:
-    """Return, for each answer, what each rank observed in each case. An answer that ends the launch is left out."""
+    """Return, for each answer, what each rank observed in each case.
+
+    An answer that ends the launch runs again by itself, one case after the other. From the case on that ends the launch
+    again, its ranks observe an ERROR.
+    """
     if not answers:
         return {}
+    names, cases = list(answers), len(batch.cases)
     try:
-        return dict(zip(answers, observed_by_each(trial, list(answers.values()), batch), strict=True))
+        return dict(zip(names, observed_by_each(trial, list(answers.values()), batch, LAUNCH_SECONDS), strict=True))
     except CheckFailed:
-        names = list(answers)
-        if len(names) == 1:
-            return {}
-        halves = names[: len(names) // 2], names[len(names) // 2 :]
-        runs = [_run(trial, batch, {each: answers[each] for each in half}) for half in halves]
-        return runs[0] | runs[1]
+        if len(names) > 1:
+            halves = names[: len(names) // 2], names[len(names) // 2 :]
+            runs = [_run(trial, batch, {each: answers[each] for each in half}) for half in halves]
+            return runs[0] | runs[1]
+    ended: Observations = [{ERROR: "the launch ended"}] * batch.world_size
+    seen: list[Observations] = []
+    while cases > 1 and len(seen) < cases and not (seen and _ended(seen[-1])):
+        seen += _run(trial, batch.only([len(seen)]), answers)[names[0]]
+    return {names[0]: seen + [ended] * (cases - len(seen))}
+
+
+def _ended(observed: Observations) -> bool:
+    """Return whether an answer ended in an error."""
+    return any(ERROR in rank for rank in observed)
 
 
 def _on_the_cpu(observed: Observations) -> bool:

@@ -236,7 +236,9 @@ class KnownMistakes:
 ERROR = "error"
 
 
-def observed_by_each(trial: OnRanks, answers: Sequence[Any], batch: Batch) -> list[list[Seen]]:
+def observed_by_each(
+    trial: OnRanks, answers: Sequence[Any], batch: Batch, timeout: float = TIMEOUT
+) -> list[list[Seen]]:
     """Run several answers in a batch of cases. For each answer and each case, return what each rank observed.
 
     An answer that raises an exception observes {ERROR: text}. All answers share a launch, but a launch ends after an
@@ -245,7 +247,7 @@ def observed_by_each(trial: OnRanks, answers: Sequence[Any], batch: Batch) -> li
     found: list[list[Seen]] = []
     while left := answers[len(found) :]:
         given = trial.run, left, trial.values_on_cpu
-        ranks = run_ranks(_each_on_a_rank, batch.world_size, given, batch.cases, batch.given)
+        ranks = run_ranks(_each_on_a_rank, batch.world_size, given, batch.cases, batch.given, timeout=timeout)
         found += [
             [[rank[number][index] for rank in ranks] for index in range(len(batch.cases))]
             for number in range(len(ranks[0]))
