@@ -97,7 +97,7 @@ check("10.1", block_order)
 # %% [markdown]
 # There are 5,040 possible orders. On two ranks, seven of them compute the correct output, but only one of the seven also computes the correct gradients. Three rules lead you to this order:
 #
-# - From g until the next f, all ranks hold the same tensors, so every rank can apply norms and dropout by itself.
+# - From g until the next f, all ranks hold the same tensors, so norms and dropout need no communication.
 #
 # - Biases and residuals should be added only once, so they're added after g.
 #
