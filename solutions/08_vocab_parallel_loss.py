@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 08 · The vocabulary-parallel loss
 #
-# At each position of a text, the last layer of a GPT computes a score for every token of the vocabulary. These scores are called **logits**, and the tensor of logits is often the largest tensor in a training step. If you gather the logits, every rank receives all of them and even stores several copies. In this chapter, you'll compute the loss without gathering the logits. Instead of this huge tensor, the ranks will send only three numbers per position.
+# At each position of a text, the last layer of a GPT computes a score for every token of the vocabulary. These scores are called **logits**, and the tensor of logits is often the largest tensor in a training step. If you gather the logits, every rank receives all of them and even stores several copies. In this chapter, you'll compute the same loss without gathering the logits. Instead of this huge tensor, the ranks will send only three numbers per position.
 #
 # By the end of this chapter, your library will compute the loss for GPT-2's vocabulary on two processes. You need chapters 03 and 07. About 75 minutes.
 
@@ -29,7 +29,7 @@ from tplab.tensor import gather_from_region, reduce_from_region, shard
 # %% [markdown]
 # ## Four logits on two ranks
 #
-# Your output layer from chapter 07 splits the vocabulary across the ranks, so each rank computes the logits of its own share of the vocabulary. In this chapter, we'll call the entries of the vocabulary **IDs** and the positions of a text **tokens**, so that you can tell them apart. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The ID of the correct next token is called the **target**. Here, the target is ID 1.
+# Your output layer from chapter 07 leaves the logits sharded, so each rank has only the logits of its own rows of the table. From now on, we'll call the entries of the vocabulary **IDs** and the positions of a text **tokens**, so that you can tell them apart. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The ID of the correct next token is called the **target**. Here, it's ID 1.
 
 # %%
 z = torch.tensor([1.0, 2.0, 3.0, 0.0])
@@ -40,7 +40,7 @@ viz.matrices({"rank 0": z[:2], "rank 1": z[2:]})
 #
 # $$\text{loss} \;=\; -\log \frac{e^{z_t}}{\sum_i e^{z_i}} \;=\; \log \sum_i e^{z_i} \;-\; z_t$$
 #
-# **Predict.** What's the least that rank 0 has to know about rank 1's two logits to compute this loss? Write "logits" if it needs both logits, "sum" if their sum is enough, or "exponentials" if the sum of their exponentials is enough. Now suppose the ranks gather all the logits instead, for 1,024 tokens and a vocabulary of 32,768 IDs in float32. What's the size of the gathered tensor in bytes?
+# **Predict.** What's the least that rank 0 has to know about rank 1's two logits to compute this loss? Write "logits" (both logits), "sum" (the sum of the logits), or "exponentials" (the sum of their exponentials). Now suppose you gather all the logits instead, for 1,024 tokens and a vocabulary of 32,768 IDs in float32. How many bytes does the gathered tensor contain?
 
 # %% predict="8.a"
 predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
@@ -48,11 +48,11 @@ predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
 # %% [markdown] task="8.1" title="Log-sum-exp for two numbers per token" difficulty=3 minutes=14
 # Write the first half of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. Your function has to follow these rules:
 #
-# - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf. Each token has at least one finite logit, but on some ranks, all of its logits may be -inf.
+# - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf, as long as each token has at least one finite logit. On some ranks, all the logits of a token may be -inf.
 #
-# - In the forward pass, each rank may pass at most two numbers per token to collectives. The backward pass sends nothing.
+# - In the forward pass, each rank may contribute at most two numbers per token to collectives. The backward pass sends nothing.
 #
-# - You don't write a backward pass. Autograd has to be able to compute the gradient of the logits from your forward pass.
+# - You don't have to write a backward pass, because autograd can compute the gradient of the logits through your function.
 #
 # You may use `reduce_from_region` (g) and `gather_from_region` from chapter 03, and any collective from `dist`. Start with the simplest solution that you can think of, and let the check tell you what's wrong with it.
 
@@ -72,15 +72,15 @@ def vocab_logsumexp(logits, group=None):
 
 
 # %% [markdown] hints="8.1"
-# 1. To sum the exponentials of all columns, each rank first sums over its own columns, and then the ranks' sums are added. Which operator adds up the ranks' sums in the forward pass and sends nothing in the backward pass? Then think about overflow, because `e⁷¹⁰` is infinite in float64. The result doesn't change if you subtract some number `m` from all logits of a token and add it back at the end. How do you have to choose `m` so that the largest exponent is 0? And why do all ranks have to use the same `m`?
+# 1. To sum the exponentials of all columns, each rank first sums over its own columns, and then the ranks' sums are added. Which operator adds the ranks' sums and does nothing in the backward pass? Then think about overflow, because `e⁷¹⁰` is infinite in float64. The result doesn't change if you subtract some number `m` from all logits of a token and add it back at the end. How do you have to choose `m` so that the largest exponent is 0? And why do all ranks have to use the same `m`?
 # 2. Let `m` be the token's largest logit on any rank. Each rank computes the maximum of its own columns with `logits.amax(-1)`, and `dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)` replaces it with the maximum over all ranks. Since `m` cancels out, autograd doesn't have to know about it, so use `logits.detach()`.
-# 3. First compute `m`. Then this rank's sum is `part = (logits - m.unsqueeze(-1)).exp().sum(-1)`. Return `m + reduce_from_region(part, group).log()`, which applies the logarithm after the sum over the ranks.
+# 3. After you've computed `m`, compute `part = (logits - m.unsqueeze(-1)).exp().sum(-1)`, and return `m + reduce_from_region(part, group).log()`. Apply the logarithm after the sum over the ranks.
 
 # %% check="8.1"
 check("8.1", vocab_logsumexp)
 
 # %% [markdown]
-# Why do the ranks have to subtract a maximum, and why does it have to be the same maximum on all ranks? In the next cell, each of two ranks has three logits in float32. The ranks compute the log-sum-exp without a maximum, then with each rank's own maximum, and then with your function.
+# Of course the ranks have to add up their exponentials. But why do they also have to subtract a maximum? In the next cell, two ranks compute a log-sum-exp in float32 in three ways. Each rank has three of the logits.
 
 
 # %%
@@ -108,19 +108,19 @@ for offsets in ((0.0, 0.0), (0.0, 1.0), (100.0, 100.0), (0.0, 100.0)):
 viz.table(rows)
 
 # %% [markdown]
-# If the ranks don't subtract a maximum, the result is correct until a single logit exceeds 88. In float32, the exponential of such a logit is infinite, and so is the result. If each rank subtracts its *own* maximum, nothing overflows. But if the two maxima aren't equal, the ranks add up exponentials that they've scaled differently, and each rank gets a different wrong result.
+# If the ranks don't subtract a maximum, everything is fine until a single logit exceeds 88. At that point, its exponential is infinite in float32, and so is the loss. If each rank subtracts its *own* maximum, nothing overflows, but the result is only correct if the two maxima happen to be equal. Otherwise, the two ranks get two different results, because you can't add up exponentials that were scaled differently.
 #
-# So all ranks have to subtract the same number $m$ from a token's logits. The exact maximum is a convenient choice, but any number near the maximum would do. Since the result doesn't depend on $m$, autograd may treat $m$ as a constant.
+# So the ranks have to agree on one number $m$ per token, which they subtract from all of the token's logits. The exact maximum is a convenient choice, but any number near the maximum would do. Since the result doesn't depend on $m$, autograd may treat $m$ as a constant.
 #
 # ## From a sum to a loss
 #
-# The second half of the loss is the target's logit $z_t$. Exactly one rank has this logit. All other ranks use a 0 in its place, just as in your embedding in chapter 07, and then the ranks add up their numbers. So in total, each rank passes three numbers per token to collectives: its maximum, its sum of exponentials, and either the target's logit or a 0.
+# The second half of the loss is the target's logit $z_t$. Exactly one rank has this logit, so the other ranks contribute a 0, just as in your embedding in chapter 07. In total, each rank now contributes three numbers per token: its maximum, its sum of exponentials, and either the target's logit or a 0.
 #
 # Autograd could now compute the gradient of this loss for you, but you can do better by hand. The gradient of the loss with respect to a logit $z_j$ is surprisingly simple:
 #
 # $$\frac{\partial\,\text{loss}}{\partial z_j} \;=\; \mathrm{softmax}(z)_j - \begin{cases}1 & \text{if } j = t\\ 0 & \text{otherwise}\end{cases}$$
 #
-# **Predict.** Take the four logits from above again, with ID 1 as the target. The gradient of the loss has four elements, two on each rank. What's the sum of all four elements? Which rank has a negative element? How many collectives does the backward pass need?
+# **Predict.** Take the four logits from above again, with ID 1 as the target. The gradient of the loss has four elements, two on each rank. What's the sum of all four elements? On which rank is an element negative? How many collectives does the backward pass need?
 
 # %% predict="8.b"
 predict("8.b", sum=0, negative_on=0, collectives=0)
@@ -135,13 +135,13 @@ def mine_and_column(target, columns, rank):
 
 
 # %% [markdown] task="8.2" title="The loss and its gradient" difficulty=4 minutes=18
-# Write an autograd function, as in chapter 03, that returns the loss of each token. In `forward`, save the tensors that `backward` needs with `ctx.save_for_backward(...)`. In `backward`, read these tensors from `ctx.saved_tensors`.
+# Write an autograd function, as in chapter 03, that returns the loss of each token. Autograd doesn't record anything inside `forward`, so `backward` can only use tensors that you save with `ctx.save_for_backward(...)`. It gets these tensors from `ctx.saved_tensors`.
 #
 # - Save at most one tensor of shape `[.., v/p]`. The logits exist anyway, so saving them takes no extra memory.
 #
-# - `backward` receives `dloss` `[..]`, the gradient of the losses that you returned, with one number per token. The backward pass sends nothing.
+# - The argument `dloss` `[..]` is the gradient of the losses that you returned, with one number per token. The backward pass sends nothing.
 #
-# - Don't write into the caller's logits or into a saved tensor. If the caller runs the backward pass a second time, your function has to return the same gradient again.
+# - Don't write into the caller's logits or into any tensor you saved, because a second backward pass has to return the same gradient.
 
 
 # %% exercise="8.2"
@@ -173,15 +173,15 @@ class VocabParallelCrossEntropy(Function):
 
 
 # %% [markdown] hints="8.2"
-# 1. In `forward`, only one rank can look up the target's logit. Which number should the other ranks use instead, so that the sum over all ranks is the target's logit? In `backward`, write the softmax of a column in terms of the column's logit `z_j` and the log-sum-exp. Does a rank still need one of these two numbers from the other ranks? Which rank has to subtract the 1?
-# 2. `mine, column = mine_and_column(target, logits.shape[-1], dist.get_rank(group))` tells you which targets this rank has, and in which columns. `logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)` looks up one logit per token. If this rank doesn't have a token's target, replace the logit with 0. Then use g to add up the results of all ranks. Save the logits, the log-sum-exp, `mine`, and `column`. The softmax is `(logits - lse.unsqueeze(-1)).exp()`. This expression creates a new tensor, so you may write into it.
+# 1. In `forward`, which rank can look up the target's logit, and what do the other ranks contribute? In `backward`, write the softmax in terms of the logit `z_j` and the log-sum-exp. Does a rank still need any of these numbers from other ranks? Which rank has to subtract the 1?
+# 2. `mine, column = mine_and_column(target, logits.shape[-1], dist.get_rank(group))` tells you which targets this rank has, and in which columns. `logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)` looks up one column per token. If this rank doesn't have a token's target, replace the result with 0. Then add up the results of all ranks with g. Save the logits, the log-sum-exp, `mine`, and `column`. The softmax is `(logits - lse.unsqueeze(-1)).exp()`. This is a new tensor, so you may write into it.
 # 3. Subtract the 1 with `dlogits.scatter_add_(-1, column.unsqueeze(-1), -mine.to(dlogits.dtype).unsqueeze(-1))`, which adds -1 where `mine` is true and 0 elsewhere. Return `dlogits * dloss.unsqueeze(-1), None, None`.
 
 # %% check="8.2"
 check("8.2", VocabParallelCrossEntropy)
 
 # %% [markdown]
-# The backward pass doesn't send a single byte! After the forward pass, every rank knows the log-sum-exp, and that's all it needs to compute its own columns of the softmax. The animation below shows how two ranks compute the loss and the gradient of a single token.
+# The backward pass doesn't send a single byte! After the forward pass, every rank knows the log-sum-exp, and that's all it needs to compute its own columns of the softmax. The animation below shows how two ranks compute the loss and the gradient of a single token. The numbers come from a real run.
 #
 # ![An animation of one token's loss on two ranks, where a bar chart shows the five logits of each rank. First, an all-reduce computes the maximum of all ten logits. Each rank computes the exponentials of its own logits, and a second all-reduce adds the ranks' sums of exponentials. A third all-reduce sends the target's logit to both ranks, so both ranks compute the same loss. In the backward pass, each rank replaces its exponentials with its own elements of the gradient, without any communication.](pictures/loss.svg)
 #
@@ -193,7 +193,7 @@ check("8.2", VocabParallelCrossEntropy)
 #
 # ## Was it worth it?
 #
-# Let's compare four ways to compute the loss of 1,024 tokens. The first one gathers the logits and calls PyTorch's loss. The second one uses your log-sum-exp, and autograd computes the gradient. The third one is your autograd function, and the last one is tplab's own loss. The table shows the peak memory, including the logits, in shards. One shard is as large as the logits on one rank.
+# Let's compare four ways to compute the loss of 1,024 tokens. You can gather the logits and call PyTorch's loss, use your log-sum-exp and have autograd compute the gradient, use your autograd function, or use the course's version. We measure memory in shards, where one shard is as large as the logits on one rank. The measurement includes these logits.
 
 # %%
 from tplab.memory import MemoryMeter
@@ -235,11 +235,13 @@ viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in
 # %% [markdown]
 # Your function sends 12 KB instead of 134 MB, because the size of its messages doesn't depend on the size of the vocabulary.
 #
+# If you've read the Megatron-LM paper (Shoeybi et al. 2019), you may wonder why we need three all-reduces. According to the paper, fusing the last matmul with the loss reduces the communication from $b \times s \times v$ to $b \times s$ numbers, but your function sends three times as many. There's no contradiction, because the paper only gives the order of magnitude. Megatron-LM's code sends the same three numbers per token as your function.
+#
 # ## The loss of a real run
 #
 # Before you can use your loss in a real training run, it has to handle two more cases.
 #
-# - **Padding.** In chapter 07, we added padding rows to the table so that we could split it evenly. The output layer computes a column of logits for each of these rows, although no ID belongs to it. The softmax must not give any probability to these columns.
+# - **Padding.** In chapter 07, we padded the table with rows that don't belong to any token, so some columns of the logits don't belong to any ID. The softmax must not give these columns any probability.
 #
 # - **Ignored tokens.** Some tokens shouldn't count toward the loss, for example because they're part of the user's question. The target of such a token is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and the mean loss includes only the tokens that *do* count.
 #
@@ -249,9 +251,9 @@ viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in
 predict("8.c", divided_by=5, log_of=15, with_padding=16)
 
 # %% [markdown] task="8.3" title="The loss of a real run" difficulty=3 minutes=10
-# Extend your loss so that it handles padding and ignored tokens. If you number the columns of all ranks from 0, all columns from `vocab_size` on are padding, and any rank may have some of them. `ignore_index` may be any integer, even a negative number or a number that's larger than every ID.
+# Extend your loss so that it handles padding and ignored tokens. Columns whose ID is `vocab_size` or more are padding, no matter which rank has them. `ignore_index` may be any integer, even a negative number or a number that's larger than every ID.
 #
-# There's also a trap. If a target isn't an ID of the vocabulary, *no* rank has its logit. Then all ranks use a 0 in its place, and you get a wrong loss without an error. So if a target is neither an ID of the vocabulary nor `ignore_index`, raise an `IndexError` on every rank.
+# There's also a trap. If a target isn't an ID at all, *no* rank has it. Then every rank contributes a 0, and you get a wrong loss without an error. So raise an `IndexError` on every rank if a target is neither an ID of the vocabulary nor `ignore_index`.
 
 
 # %% exercise="8.3"
@@ -276,7 +278,7 @@ def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=
 
 
 # %% [markdown] hints="8.3"
-# 1. Which number can you write into a padding column so that its exponential is exactly 0? The target of an ignored token may not exist in the vocabulary, so you have to look up a different ID. How do you remove the loss of this token afterward, and by which number do you divide the sum of the losses? Compare targets with `vocab_size`, not with the number of columns.
+# 1. Which number can you write into a padding column so that its exponential is exactly 0? When you look up the logit of an ignored token's target, you need some target that exists. How do you remove the loss of this token afterward, and by which number do you divide the sum of the losses? Compare targets with `vocab_size`, not with the number of columns.
 # 2. Column `j` on rank `r` belongs to ID `r · v/p + j`. Build these IDs with `torch.arange` on the device of the logits, and use `logits.masked_fill(ids >= vocab_size, -torch.inf)`. For ignored tokens, use `target.masked_fill(~counted, 0)` before the lookup, and `loss.masked_fill(~counted, 0)` after it.
 # 3. Start with `counted = target != ignore_index`. Then replace ignored targets, raise the `IndexError` if any target is negative or at least `vocab_size`, mask the padding, call `VocabParallelCrossEntropy.apply(logits, target, group)`, and return `loss.masked_fill(~counted, 0).sum() / counted.sum()`.
 
@@ -286,7 +288,7 @@ check("8.3", vocab_parallel_loss)
 # %% [markdown]
 # ## Train with it
 #
-# The model below reads eight bytes of Python code and predicts the next byte. The embedding table also serves as the output layer, which computes the logits of the 256 possible bytes. On four ranks, this table is padded from 256 to 512 rows, so two of the ranks hold nothing but padding.
+# The model below reads eight bytes of Python code and predicts the next byte. To compute the logits of the 256 possible bytes, the model uses the same table as for its embedding. On four ranks, this table is padded from 256 to 512 rows, so two of the ranks hold nothing but padding.
 
 # %%
 from tplab.common import corpus
@@ -346,7 +348,7 @@ viz.table([{"run": name, "first loss": f"{losses[0]:.6f}", "last loss": f"{losse
           title=f"ln 256 = {math.log(256):.4f}")  # fmt: skip
 
 # %% [markdown]
-# The first loss of a training run is the cheapest test there is. A model that hasn't learned anything gives all 256 bytes about the same probability, so its loss has to be close to $\ln 256 = 5.545$. For every model you train, compare the first loss with the logarithm of the vocabulary size, because this comparison reveals some bugs right away.
+# The first loss of a training run is the cheapest test there is. A model that hasn't learned anything gives all 256 bytes about the same probability, so its loss has to be close to $\ln 256 = 5.545$. You should compute this number for every model you train, because you can recognize some bugs by the first loss.
 #
 # **Predict.** A colleague trains the same model, but calls `VocabParallelCrossEntropy` directly. On one rank, your colleague's first loss is also 5.515. But on two ranks, the first loss is 6.208, and on four ranks, it's 6.901. Which logits does your colleague pass to the function? Write "gathered" (all 256 logits, on every rank), "padded" (this rank's columns, without masking the padding), or "scaled" (logits that were multiplied by the number of ranks).
 
@@ -369,9 +371,9 @@ viz.table([{"p": p, "first loss": f"{loss:.3f}", "more than with p = 1": f"{loss
 #
 # ## Break it
 #
-# Only one rank has a token's target, so only this rank may subtract the 1 from its softmax. What if all ranks do it? In the version below, the other ranks subtract a 1 in an unrelated column.
+# What if the backward pass forgets that only one rank has the target? In the version below, each rank subtracts a 1 in some column.
 #
-# **Predict.** Two ranks train with this bug. Is the loss of the very first step correct? (Write `True` or `False`.) What's the sum of all elements of a token's gradient, on both ranks together? (Write a number.)
+# **Predict.** With this bug, is the loss of the very first step correct? (Write `True` or `False`.) If you add up all the elements of a token's gradient on two ranks, what's the sum? (Write a number.)
 
 # %% predict="8.e"
 predict("8.e", first_loss=True, sum=-1)
@@ -398,7 +400,7 @@ broken = launch(train_on_ranks, 2, args=(lambda logits, target: OneOnEveryRank.a
 viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}, title="the loss on two ranks")
 
 # %% [markdown]
-# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the learning rate is fine. In each step, the optimizer raises two logits per token instead of one, and one of these two logits doesn't belong to the token's target. The gradient can never become zero, because its elements don't add up to zero.
+# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each token's gradient raises two logits instead of one, and one of these two logits doesn't belong to the token's target. Such a gradient can never become zero, because its elements don't add up to zero.
 #
 # ## Fix it
 #
@@ -406,7 +408,7 @@ viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}
 #
 # $$(1 - ε')\,\text{loss} \;-\; \frac{ε'}{v} \sum_i \log \mathrm{softmax}(z)_i, \qquad ε' = ε\,\frac{v}{v - 1}$$
 #
-# In March 2024, a user noticed that this code can compute a different loss on each rank (NVIDIA/Megatron-LM issue 737). When we wrote this chapter, none of the proposed fixes had been merged, and the latest one was still open (pull request 7466). The function in the next cell contains the same bug.
+# In March 2024, a user noticed that with this code, the ranks could compute different losses (NVIDIA/Megatron-LM issue 737). In June 2026, a maintainer confirmed the bug and added that Megatron-LM itself never calls its loss with label smoothing. In September 2026, another user reported the same bug and measured how wrong the losses were (issue 7464). When we wrote this chapter, none of the proposed fixes had been merged, and the latest one was still open (pull request 7466). The function in the next cell contains the same bug.
 
 
 # %%
@@ -435,15 +437,15 @@ target = torch.randint(8, (6,), generator=generator)
 compare(as_shipped, logits, target)
 
 # %% [markdown]
-# You don't need to know the correct loss to see that something is wrong. The ranks have computed different losses for the same tokens, and at most one of these losses can be right.
+# You don't need to know the correct loss to see that something is wrong. The two ranks have computed two different losses for the same token, and that can't be right.
 #
-# **Predict.** Would the first loss of a training run have revealed this bug? Suppose all logits are 0. Do all ranks compute the same loss? Is their loss correct? (Write `True` or `False` for each question.)
+# **Predict.** Would you have noticed this bug in the first loss of a training run? Suppose all logits are 0. Do the ranks agree on the loss, and is the loss correct? (Write `True` or `False` for each question.)
 
 # %% predict="8.f"
 predict("8.f", ranks_agree=True, correct=True)
 
 # %% [markdown] task="8.4" title="Fix label smoothing" difficulty=4 minutes=10
-# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. In the forward pass, each rank may pass one more number per token to a collective. The backward pass still sends nothing. The vocabulary has `vocab_size` IDs, and all other columns are padding. Don't be surprised if your first fix returns a correct loss with a wrong gradient.
+# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. In the forward pass, you may send one more number per token. The backward pass still sends nothing. The vocabulary has `vocab_size` IDs, and all other columns are padding. Don't be surprised if you get a correct loss with a wrong gradient at first.
 
 
 # %% exercise="8.4"
@@ -482,11 +484,11 @@ check("8.4", smoothed_loss)
 compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 
 # %% [markdown]
-# With your fix, all ranks compute the same loss, no matter how many ranks there are.
+# With your fix, all rows of the table are the same. The price is one more number per token in the forward pass.
 #
-# Did you get a wrong gradient along the way? Suppose each rank subtracts the log-sum-exp from its own logits *before* the sum over the ranks. Then each rank gets only the contribution of its own columns to the gradient of the log-sum-exp. You could add up these contributions with an f, which would send a message in the backward pass. If you subtract the log-sum-exp *after* the sum, you don't need this message.
+# Did you get a wrong gradient along the way? Suppose each rank subtracts the log-sum-exp from its own logits *before* the sum over the ranks. Then each rank gets only the contribution of its own columns to the gradient of the log-sum-exp. In exercise 6.5, each copy of a weight had the same problem. An f on the log-sum-exp would add up these contributions, but it would send a message in the backward pass. If you subtract the log-sum-exp *after* the sum, you don't need any message.
 #
-# The first loss of a training run wouldn't have revealed this bug. If all logits are equal, the average over some of the IDs is the same as the average over all IDs. So compare the losses of different ranks, and not only in the first step.
+# The first loss of a training run wouldn't have revealed this bug. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks, and not only in the first step.
 
 # %%
 symptoms(8)
@@ -496,15 +498,11 @@ symptoms(8)
 #
 # <details><summary>Going deeper: two messages, GRPO, overwritten logits, and no logits at all</summary>
 #
-# - **Three numbers per token.** According to the Megatron-LM paper (Shoeybi et al. 2019), fusing the last matmul with the loss reduces the communication from $b \times s \times v$ to $b \times s$ numbers. Your function sends three times as many, but so does Megatron-LM's code. The paper only gives the order of magnitude.
-#
-# - **Label smoothing.** In June 2026, a maintainer confirmed the bug that you fixed in exercise 8.4, and added that Megatron-LM itself never calls its loss with label smoothing. In September 2026, a second user measured how much the losses differ from the correct loss (NVIDIA/Megatron-LM issue 7464).
-#
-# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them into the same message. If you only need the mean loss, you don't have to send $z_t - m$ for each token, because its sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused loss (`megatron/core/fusions/fused_cross_entropy.py`) also sends these two sums in a single message.
+# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them into the same message. If you only need the mean loss, you don't have to send $z_t - m$ for each token, because its sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, puts both sums of all tokens into one message.
 #
 # - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) saves memory by overwriting the logits, if they're in float32. It first overwrites them with their exponentials and then with the gradient. This saves a whole shard, but the caller loses the logits. In May 2025, somebody proposed to copy the logits first (pull request 1594, still open). The function doesn't raise an error if a target isn't in the vocabulary.
 #
-# - **Reinforcement learning** needs the log-probability of each token, which is the negative of your loss. Until August 2026, the training library ms-swift summed the ranks' contributions with a plain `all_reduce`, which autograd doesn't know about. The log-probabilities were correct. But on ranks that didn't have a token's target, the gradient was wrong, and sometimes even zero. Now ms-swift calls Megatron-Core's loss, which has a handwritten backward pass (ms-swift pull request 9947).
+# - **Reinforcement learning** needs the log-probability of each token, which is the negative of your loss. Until August 2026, the training library ms-swift summed the ranks' contributions with a plain `all_reduce`, which autograd doesn't know about. The log-probabilities were correct. But if a rank didn't have a token's target, it computed a wrong gradient, which was sometimes zero. Now ms-swift calls Megatron-Core's loss, which has a handwritten backward pass (ms-swift pull request 9947).
 #
 # - **PyTorch** has a context manager for parallel losses, `loss_parallel` in `torch.distributed.tensor.parallel`. Inside this context, `F.cross_entropy` accepts logits that are sharded along the vocabulary.
 #
@@ -543,4 +541,4 @@ from tplab.course import library
 library(8)
 
 # %% [markdown]
-# Your loss is the same on 1, 2, and 4 ranks. But suppose that the model uses dropout, and two ranks drop different elements of a tensor that should be the same on both ranks. Both ranks would still report the same loss, because they compute the loss from the same all-reduced numbers. And yet, they would no longer train the same model. Which random numbers may differ between ranks, and which ones have to be the same?
+# Your loss is the same on 1, 2, and 4 ranks. But suppose that the model uses dropout, and two ranks drop different elements of a tensor that should be the same on both ranks. Both ranks would still report the same loss, because they compute it from the same all-reduced numbers. And yet, they would no longer train the same model. Which random numbers may differ between ranks, and which ones have to be the same?

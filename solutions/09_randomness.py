@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09 · Randomness
 #
-# When a model uses dropout, each rank draws random numbers to decide which elements of a tensor to drop. In some tensors, all ranks have to drop the same elements. In other tensors, the ranks have to decide independently. If you mix up these two cases, your program doesn't crash, and the loss may look perfectly normal. In Megatron-Core, a single wrong word caused such a bug, and it stayed in the code for sixteen months.
+# If a model uses dropout, every rank draws random numbers. In some tensors, all ranks have to drop the same elements, and in others, each rank has to drop different ones. If you get this wrong, your program doesn't crash, and the loss may look perfectly normal. In Megatron-Core, a single wrong word caused such a bug, and it stayed in the code for sixteen months.
 #
 # By the end of this chapter, you'll be able to train your transformer block from chapter 06 with dropout on any number of ranks. You need chapters 04 to 06. About 75 minutes.
 
@@ -57,9 +57,9 @@ viz.table(
 )
 
 # %% [markdown]
-# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, their two texts ended with different bytes. So when the ranks gathered a row, each of them sent its half of the row for a different byte. That's why *neither* text is what the model would have generated on a single rank.
+# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks generated different texts. But each rank stores only half of every row, so the rows they gathered consisted of two halves that belonged to different bytes. So *neither* text is what the model would have generated on a single rank.
 #
-# So should all ranks use the same seed, and should no rank ever draw a random number on its own? But what about **dropout**? With a rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
+# You might conclude that all ranks should use the same seed, and that no rank should ever draw a random number on its own. But what about **dropout**? With a rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
 #
 # **Predict.** An MLP with 4096 inner features is split across four ranks, so each rank computes 1024 of a token's features. All ranks draw their dropout masks from the same seed. For a single token, how many independent random numbers determine which of the 4096 features are dropped? What's the correlation between the masks of ranks 0 and 1? (It's 1 for identical masks and 0 for unrelated masks.)
 
@@ -67,7 +67,7 @@ viz.table(
 predict("9.a", independent=1024, correlation=1)
 
 # %% [markdown] task="9.1" title="Same or different?" difficulty=2 minutes=8
-# Suppose you train two **replicas** of a model on different texts, and you split each replica across two ranks. Together, these four ranks should behave like a single process that trains on all the texts. The table below lists eight kinds of random draws. For each kind, write "same" or "different" twice. First, do the two ranks of *one* replica have to draw the same random numbers or different ones? Second, do the two replicas have to draw the same random numbers or different ones?
+# Suppose you train two **replicas** of a model on different texts, and you split each replica across two ranks. Together, these four ranks should behave like a single process that trains on all the texts. The table below lists eight kinds of random draws. For each of them, answer two questions with "same" or "different". Do the two ranks of *one* replica have to draw the same random numbers or different ones? And what about the two replicas?
 #
 # | name | what is drawn |
 # |---|---|
@@ -79,6 +79,8 @@ predict("9.a", independent=1024, correlation=1)
 # | `after_g` | the mask for the output of the MLP, after g, `[b, s, h]` |
 # | `batch` | the texts for the next training step |
 # | `token` | the next token, if each replica should continue the same text in its own way |
+#
+# The check runs a small model on four ranks and tries your answers for one kind of draw at a time.
 
 
 # %% exercise="9.1"
@@ -107,7 +109,7 @@ def same_or_different() -> dict[str, tuple[str, str]]:
 check("9.1", same_or_different)
 
 # %% [markdown]
-# In the next cell, four ranks start from the same seed, and each rank draws a mask for `after_g` and a mask for `inside`. Dropout keeps the filled elements.
+# In the next cell, four ranks start from the same seed, and each rank draws a mask for `after_g` and a mask for `inside`. The filled elements are kept.
 
 
 # %%
@@ -124,7 +126,7 @@ viz.masks(
 # %% [markdown]
 # The masks for `after_g` are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their copies equal.
 #
-# The masks for `inside` are wrong. Inside the MLP, each rank holds different columns of one large tensor. A single process would draw a separate random number for each element of this tensor. But our four ranks share a seed, so they draw only a quarter as many different numbers, and each of these numbers decides about four elements. As a result, the share of a token's elements that dropout keeps varies too much. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
+# The masks for `inside` are wrong. There, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, each random number decides about one element on *every* rank, so the four ranks draw only a quarter as many different numbers. As a result, the share of a token's elements that dropout keeps varies too much. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
 #
 # ## Three streams
 #
@@ -147,7 +149,7 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 # On a CPU, torch only uses the last 32 bits of a seed. The two seeds in this cell differ only in a higher bit, so both generators return the same numbers.
 
 # %% [markdown] task="9.2" title="Seeds that never meet" difficulty=2 minutes=8
-# Return the seeds of a rank's three random streams. If two ranks should draw the same numbers from a stream according to the table above, they need the same seed for this stream. All other seeds have to differ from each other. These rules have to hold for every nonnegative `seed`, with up to 1000 replicas and up to 1000 ranks per replica. (You can't use hashes, because among a million of them, some have the same last 32 bits.)
+# Return the seeds of a rank's three random streams. If two streams should draw the same numbers according to the table above, they need the same seed. All other streams need different seeds. This has to be true for every nonnegative `seed`, with up to 1000 replicas and up to 1000 ranks per replica. (A hash function wouldn't work, because among a million hashes, some have the same last 32 bits.)
 
 
 # %% exercise="9.2"
@@ -179,7 +181,7 @@ viz.table(
 # %% [markdown]
 # ## Swap the state
 #
-# You can't tell `F.dropout` which random stream to use, because it always draws from torch's default generator. So before dropout, you copy the stream's state into the default generator, and after dropout, you restore the generator's previous state. We'll call the state of the default generator torch's **current state**. The two functions below read and write this state, which is just a tensor of bytes.
+# You can't tell `F.dropout` which random stream to use, because it always draws from torch's default generator. So before dropout, you have to copy the stream's state into the default generator, and after dropout, you have to restore the default generator's previous state. We'll call the state of the default generator torch's **current state**. It's just a tensor of bytes. The two functions below read and write it.
 
 
 # %% tags=["setup"]
@@ -202,22 +204,18 @@ def set_state(state):
 # x = torch.rand(3)          # draws from the current state, as if nothing had happened
 # ```
 #
-# When you fork the stream "sharded" a second time, the stream has to continue where it stopped the first time. If every fork started from the stream's seed, dropout would draw the same mask in every training step.
+# When you fork the stream "sharded" again, it has to continue where it stopped. If it started from its seed again, dropout would draw the same mask in every training step.
 #
-# <details><summary>How do you write a method like <code>fork</code>?</summary>
-#
-# Decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after the `yield` runs when the block ends. If the block raises an exception, Python raises that exception at the `yield`.
-#
-# </details>
+# To write a method like `fork`, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after the `yield` runs when the block ends. If the block raises an exception, Python raises that exception at the `yield`.
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
 # Write the tracker with the help of `get_state` and `set_state`. To get the initial state of a stream, create a separate generator, `torch.Generator(device())`, and call its methods `manual_seed(seed)` and `get_state()`.
 #
-# - `add` adds a stream. If its name or its seed is already taken, `add` raises a `ValueError` and doesn't change the tracker. Once a seed has been used, it stays taken forever. Adding a stream must not change the numbers that torch draws from its default generator.
+# - `add` adds a stream. If its name or its seed is already taken, `add` raises a `ValueError` and leaves the tracker as it was. A seed that was used once stays taken forever. Adding a stream must not change the numbers that torch draws from its default generator.
 #
-# - `fork` takes the name of a stream and raises an error if there's no such stream. At the end of the `with` block, `fork` stores the new state of the stream and restores torch's previous state, even if the block raises an exception. The exception must still reach the caller. The caller may nest forks of different streams.
+# - `fork` takes the name of a stream and raises an error if there's no such stream. At the end of the `with` block, `fork` stores the new state of the stream and restores torch's previous state, even if the block raises an exception. The exception must still reach the caller. It must be possible to nest the forks of different streams.
 #
-# - `state_dict` returns the current states of all streams. Later draws and loads must not change the returned states. `load_state_dict` receives such states, and all streams continue from these states, even if `state_dict` was called on a different tracker with the same stream names. After loading, all used seeds are still taken.
+# - `state_dict` returns the current states of all streams. These returned states must not change when the tracker's states change later. `load_state_dict` takes such states and continues all streams from there, in the same tracker or in a different tracker with the same stream names. `load_state_dict` must not make any used seed available again.
 
 
 # %% exercise="9.3"
@@ -277,7 +275,7 @@ check("9.3", RNGTracker)
 # %% [markdown]
 # Let's try your tracker and your seeds on two ranks. In each of two steps, every rank draws three dropout masks: one from torch's current state, one from the stream "replicated", and one from the stream "sharded". Between the two steps, rank 0 draws an extra random number for a log message.
 #
-# **Predict.** Which of the three masks in step 2 are the same on both ranks? (Write `True` or `False` for each mask.)
+# **Predict.** For each of the three masks in step 2, is it the same on both ranks? (Write `True` or `False`.)
 
 # %% predict="9.b"
 predict("9.b", current=False, replicated=True, sharded=False)
@@ -313,12 +311,12 @@ ranks = launch(two_steps, 2)
 viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 
 # %% [markdown]
-# That's why we need a separate stream "replicated". Torch's default generator also starts from the same seed on all ranks. But sooner or later, some code draws an extra number from this generator on a single rank.
+# That's why we need a separate stream "replicated". Torch's default generator also starts from the same seed on all ranks, but sooner or later, some code draws from it on just one of them.
 
 # %% [markdown]
 # ## Dropout in your block
 #
-# Now let's add dropout to your transformer block from chapter 06, in four places. Two of these places are between f and g, where each rank has its own attention heads or its own columns of the MLP. The other two places are after g, where every rank has the full tensor.
+# Now let's add dropout to your transformer block from chapter 06, in four places. Two of them are between f and g, where each rank has its own attention heads and its own columns of the MLP. The other two come after g, where every rank has the full tensor.
 
 
 # %% tags=["setup"]
@@ -363,7 +361,7 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# We'll train this block on two ranks in three ways. The first run uses the right streams. The second run draws all masks from the stream "sharded", and the third run draws all masks from the stream "replicated".
+# We'll train this block on two ranks in three ways. The first run uses the right streams. The second run draws all four masks from the stream "sharded", and the third run draws all four masks from the stream "replicated".
 
 
 # %%
@@ -418,7 +416,7 @@ def train(only=None):
 
 
 # %% [markdown]
-# **Predict.** With which stream, "sharded" or "replicated", do the two ranks report different losses in the first step? With which stream do their replicated parameters drift apart? And with which stream do the losses and the replicated parameters look perfectly healthy?
+# **Predict.** Compare the second and the third run. With which stream, "sharded" or "replicated", do the two ranks report different losses in the first step? With which stream do their replicated parameters drift apart? And with which one do the losses and the replicated parameters look perfectly healthy?
 
 # %% predict="9.c"
 predict("9.c", two_first_losses="sharded", drift="sharded", looks_healthy="replicated")
@@ -442,20 +440,20 @@ for name, only in (
 viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN)):.4f}")
 
 # %% [markdown]
-# If all masks are drawn from the stream "sharded", the two ranks drop different elements of the same tensor after g. From then on, they compute with different tensors, so they report different losses in the very first step, and their replicated parameters drift apart. That's bad, but at least the table shows it.
+# If all masks come from the stream "sharded", the two ranks drop different elements of the same tensor after g. From then on, they compute with different tensors, so they report different losses in the very first step, and their replicated parameters drift apart. That's bad, but at least you can see it in the table.
 #
-# If all masks are drawn from the stream "replicated", there's *nothing* suspicious to see. Both ranks report the same loss. With five of the six seeds that we tried, the final loss was even slightly *lower* than with the right streams. Only the masks themselves reveal the mistake, because the share of elements that they keep varies $\sqrt{2}$ times as much as it should.
+# If all masks come from the stream "replicated", there's *nothing* suspicious to see. The ranks agree perfectly, and the final loss is even slightly *lower* than with the right streams. (We tried six seeds, and the loss was lower for five of them.) Only the masks themselves reveal the mistake. The share of elements that they keep varies $\sqrt{2}$ times as much as it should.
 #
 # ## Fix it
 #
-# Megatron-Core runs its transformer blocks inside two context managers. One selects a stream of the tracker, and the other switches to 8-bit precision. In June 2023, a developer combined the two context managers in one `with` statement and got a single word wrong. A user reported the bug in July 2024 (NVIDIA/Megatron-LM issue 903).
+# Megatron-Core runs its transformer blocks inside two context managers. One of them selects a stream of the tracker, and the other one switches to 8-bit precision. In June 2023, a developer combined the two in one `with` statement and got a single word wrong. A user reported the bug in July 2024 (NVIDIA/Megatron-LM issue 903). In October 2024, a maintainer wrote that nobody had studied how the bug affected training, because many of the team's own models don't use dropout (issue 1256). The bug only affected models that use sequence parallelism (chapter 12).
 #
-# The next cell contains your block with the same bug. Your tracker and your seeds are fine, and yet both ranks draw the same masks for their different attention heads and for their different columns of the MLP.
+# The next cell contains your block with the same bug. Your tracker and your seeds are fine, and yet both ranks drop the same elements of their own heads and of their own MLP columns.
 
 # %% [markdown] task="9.4" title="Fix the block that forgot its streams" difficulty=2 minutes=8
-# Find out which state the masks are really drawn from, and why. Then fix `forward`. The block's four linear layers have to run inside the context manager that `self.precision()` returns, for example `torch.autocast("cuda", torch.bfloat16)`. By default, this context manager does nothing.
+# Find out where the random numbers for the masks really come from, and why. Then fix `forward`. The block's four linear layers have to run inside the context manager that `self.precision()` returns, for example `torch.autocast("cuda", torch.bfloat16)`. By default, this context manager does nothing.
 #
-# In eval mode, the block must not drop any elements. In one run of the check, `F.dropout` raises an exception, because the dropout rate is 2.
+# In eval mode, the block must not drop any elements. The check runs the block several times, once with an impossible dropout rate of 2, so that `F.dropout` raises an exception.
 
 
 # %% exercise="9.4"
@@ -501,7 +499,7 @@ check("9.4", MixedPrecisionBlock)
 #
 # ## Run it again
 #
-# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block stores only its input. When the backward pass reaches the block, its forward pass runs a second time. This second run is called **recomputation**.
+# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block stores only its input. When the backward pass reaches the block, the block's forward pass runs a second time. This second run is called **recomputation**.
 #
 # Does the recomputation drop the same elements as the first run? With torch's default generator, it does, because `torch.utils.checkpoint` restores the generator's state before the recomputation. But what if dropout draws from one of your tracker's streams? Let's try both with $y = \mathrm{dropout}(x)^2$ at $x = 1$, where the correct gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
 #
@@ -540,14 +538,14 @@ def table_of(run_again):
 table_of(torchs_own)
 
 # %% [markdown]
-# With your tracker's streams, half of the gradient's elements are wrong. Torch doesn't know about your tracker, so in the recomputation, dropout draws the stream's next numbers instead of repeating the numbers of the first run. If an element of $x$ is kept in one of these runs and dropped in the other one, its gradient is wrong. You wouldn't notice this bug, because the loss is still correct.
+# With your tracker's streams, half of the gradient's elements are wrong. Torch doesn't know about your tracker, so in the recomputation, dropout draws the stream's next numbers instead of repeating the numbers of the first run. Whenever an element of $x$ is kept in one run and dropped in the other one, its gradient is wrong. You wouldn't notice this bug, because the loss is still correct.
 #
-# To solve this problem, use `context_fn`, an argument of `torch_checkpoint`. Its value is a function that takes no arguments and returns two context managers. Torch enters the first context manager for the first run and the second one for the recomputation. The context manager `nullcontext()` does nothing.
+# To solve this problem, you can use `context_fn`, an argument of `torch_checkpoint`. You pass it a function that takes no arguments and returns two context managers. Torch enters the first context manager for the first run and the second one for the recomputation. If you don't need one of them, use `nullcontext()`, a context manager that does nothing.
 
 # %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
-# Write `checkpoint` with the help of `torch_checkpoint` and the tracker's methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. When a function is recomputed, all streams have to start from the states that they had before *its own* first run. After the recomputation, they have to return to the states that they had right before the recomputation.
+# Write `checkpoint` with the help of `torch_checkpoint` and the tracker's methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. When a function is recomputed, it has to draw from the tracker's streams as they were when *its own* first run began. After the recomputation, the states of all streams must be the same as if the function had run only once.
 #
-# Your `checkpoint` should also work if a model checkpoints several blocks one after another. And it should work for a block whose weights need gradients even though its input `x` doesn't.
+# Your function should also work if a model checkpoints several blocks one after another, and if the weights of a block need gradients but its input `x` doesn't.
 
 
 # %% exercise="9.5"
@@ -583,7 +581,7 @@ table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 # %% [markdown]
 # In the animation below, each row of boxes is a random stream, each box is one random number, and dropout reads the numbers from left to right.
 #
-# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. Before step 2, a flag marks the position of each stream. Your checkpointing moves each stream back to its flag before it recomputes step 2, so the masks are the same as in the first run.](pictures/tapes.svg)
+# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. A flag marks where each stream was before step 2. Your checkpointing returns each stream to its flag before it recomputes step 2, so the masks are the same as in the first run.](pictures/tapes.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -591,7 +589,7 @@ table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 #
 # </details>
 #
-# How much memory does activation checkpointing save, and how much communication does it add?
+# How much memory does activation checkpointing save, and how much communication does it add? Let's measure both with your block from exercise 9.4.
 #
 # **Predict.** On two ranks, your block runs two all-reduces in each pass. If the block is checkpointed, how many all-reduces run in the backward pass?
 
@@ -617,7 +615,7 @@ viz.table(
 )
 
 # %% [markdown]
-# A checkpointed block stores only its input `x`, which has the same size on any number of ranks. In return, the recomputation runs both g's a second time, which adds two all-reduces to the backward pass.
+# A checkpointed block stores only its input `x`, which has the same size on any number of ranks. In return, both g's run a second time, so the backward pass contains two more all-reduces.
 
 # %%
 symptoms(9)
@@ -626,8 +624,6 @@ symptoms(9)
 # ## In the wild
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, checkpoints, and what "the same model" means</summary>
-#
-# - **The bug in exercise 9.4** only affected models that use sequence parallelism (chapter 12). In October 2024, a maintainer wrote that nobody had studied how the bug affected training, because many of the team's own models don't use dropout (NVIDIA/Megatron-LM issue 1256).
 #
 # - **Megatron-Core** has a tracker like yours in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it also refuses names and seeds that are already taken. Instead of a stream "replicated", Megatron-Core uses torch's default generator. The seed of the stream for sharded tensors is `seed + 2718 + rank`, and a comment says that 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process would use a different mask for each text. Still, repeating a mask across replicas does less harm than repeating it within a replica.
 #
@@ -641,7 +637,7 @@ symptoms(9)
 #
 # - **PyTorch's DTensor** doesn't need several random streams, but it needs a GPU. A GPU's generator computes its random numbers from a seed and an offset, so each rank can jump directly to the offset of its own shard. A CPU's generator can't do that, so the class `OffsetBasedRNGTracker` raises an error on a CPU.
 #
-# - **What does "the same model" mean?** If a model only uses dropout after g, your training runs on 1, 2, and 4 ranks agree to the last digits. If the model also uses dropout between f and g, the losses of the three training runs differ, although all three runs are correct. Two ranks draw different masks for their shards than a single rank would draw for the full tensor, but these masks are just as random.
+# - **What does "the same model" mean?** If a model only uses dropout after g, your training runs on 1, 2, and 4 ranks agree to the last digits. If the model also uses dropout between f and g, the three training runs differ, although nothing is wrong. Two ranks draw different masks for their shards than a single rank would draw for the full tensor, but these masks are just as random.
 #
 # </details>
 #
@@ -655,4 +651,4 @@ from tplab.course import library
 library(9)
 
 # %% [markdown]
-# You've now built every part of a GPT. How many lines of code does it take to put these parts together? And in which order should you put them so that the ranks never send anything twice?
+# You've now built every part of a GPT. How many lines of code does it take to put these parts together? And in which order should the parts come, so that the ranks never send anything twice?

@@ -108,6 +108,13 @@ def test_special_tensors(seen, right, kind) -> None:
     assert (found and found[0]) == kind
 
 
+def test_only_wrong_infinities_are_counted() -> None:
+    found = difference(INFINITE + torch.tensor([0.0, float("inf"), 0.0]), INFINITE)
+    assert found is not None
+    assert found[0] == "nan"
+    assert "1 of 3" in found[1]
+
+
 def test_a_term_of_a_sum_is_recognised_by_what_the_other_ranks_hold() -> None:
     terms = list(torch.randn(P, 4, 8, generator=GENERATOR, dtype=torch.float64))
     kind, text = difference(terms[1], sum(terms), rank=1, all_seen=terms)

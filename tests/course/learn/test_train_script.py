@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from tplab.tensor import full_state_dict, load_full_state_dict
 
 STEPS = 8
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "seq_length": 16}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 FLAGS = {**SIZES, "steps": STEPS, "batch_size": 8, "warmup_steps": 3, "save_every": 4, "log_every": 2, "sample": 4}
 
 
@@ -114,21 +116,32 @@ def capstones(course) -> list[float]:
     return launch(_capstone_losses, 2, args=(settings, batches))[0]
 
 
+def under_torchrun(course: Course, *options: str, **how: int) -> subprocess.Popen:
+    """Start train.py on two ranks, where `import tplab` fails."""
+    environment = {**os.environ, "PYTHONPATH": str(course.folder), "OMP_NUM_THREADS": "1"}
+    command = [*TORCHRUN, library.SCRIPT, *options]
+    return subprocess.Popen(command, cwd=course.folder, env=environment, stdout=subprocess.PIPE, text=True, **how)
+
+
 @pytest.fixture(scope="module")
 def whole(course) -> str:
-    """The folder of a run on two ranks under torchrun, where `import tplab` fails."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "PYTHONPATH": str(course.folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*torchrun, library.SCRIPT, *options("whole")],
-        cwd=course.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"step {STEPS:5}   loss {losses(course, 'whole')[-1]:.4f}" in done.stdout
+    """The folder of a run on two ranks under torchrun."""
+    with under_torchrun(course, *options("whole"), stderr=subprocess.PIPE) as run:
+        told, errors = run.communicate()
+    assert run.returncode == 0, errors[-3000:]
+    assert f"step {STEPS:5}   loss {losses(course, 'whole')[-1]:.4f}" in told
     return "whole"
+
+
+def test_its_ranks_end_if_torchrun_is_killed(course):
+    with under_torchrun(course, *options("killed", steps=10**6, log_every=1)) as run:
+        next(line for line in run.stdout if line.startswith("step"))
+        ranks = psutil.Process(run.pid).children()
+        run.kill()
+        _, left = psutil.wait_procs(ranks, timeout=120)
+        for rank in left:
+            rank.kill()
+    assert (len(ranks), left) == (2, [])
 
 
 MISUSES = [
