@@ -94,9 +94,12 @@ def both_receive_first(read: Any) -> float:
 
 
 def blocks_before_there_is_a_work(read: Any) -> None:
-    """As the first message between two ranks does on NCCL."""
+    """As the first message between two ranks does on NCCL, where the ranks exchange addresses through a store."""
     if dist.get_rank() == 0:
         hooks.active.enter_message(dist.group.WORLD, "recv", [torch.empty(4)], 1, 0)  # type: ignore[union-attr]
+        store = dist.distributed_c10d._get_default_store()
+        store.set("address", "of rank 0")
+        store.get("address")
         time.sleep(60)
 
 

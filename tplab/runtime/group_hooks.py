@@ -42,7 +42,6 @@ def _wrap_new_group(active: Active) -> Callable[..., Any]:
                 members = world  # NCCL splits the communicator of all ranks
         entered = recorder.enter_call(NEW_GROUP, channel, signature, members, others)
         if recorder.rank not in members:  # torch returns a placeholder immediately
-            recorder.refused()
             return original(ranks, *args, **kwargs)
         with recorder.blocked_in(entered):
             group = original(ranks, *args, **kwargs)

@@ -156,7 +156,7 @@ class Recorder:
             peer = None if root is None else members[root]
             signature = signature_of(kind, tensors, op, peer)
             known = self._know(key, name, kind, members, tensors, factor, op, peer, signature, frame, group)
-        return self._enter(name, known, kept)
+        return self._calls_backend(self._enter(name, known, kept))
 
     def enter_call(
         self, kind: str, channel: str, signature: str, members: tuple[int, ...], others: Sequence[int],
@@ -182,8 +182,6 @@ class Recorder:
         except BaseException as error:
             self.gave_up(entered, error)
             raise
-        finally:
-            self.refused()
         self._no_longer_waits(entered)
 
     def enter_message(
@@ -207,7 +205,7 @@ class Recorder:
         entered = self._enter(channel, known)
         if other is None:  # it gets its number once the sender is known
             entered.tag = tag
-        return entered
+        return self._calls_backend(entered)
 
     def _know(
         self, key: tuple[Any, ...], channel: str, kind: str, members: tuple[Any, ...], tensors: Sequence[Tensor],
@@ -250,6 +248,9 @@ class Recorder:
             self.entered.append(entered)
         if self.stream is not None:
             entered.mark = self.stream.mark()
+        return entered
+
+    def _calls_backend(self, entered: _Entered) -> _Entered:
         if self.watch is not None:
             self.watch.calls(entered.joint)
         return entered
@@ -350,8 +351,7 @@ class Recorder:
             return end()
         first, *others = batch
         first.others = others
-        if self.watch is not None:
-            self.watch.calls(first.joint)
+        self._calls_backend(first)
         work = end()
         self.started(first, work)
         for entered in others:
