@@ -16,7 +16,7 @@ under no_grad, or use non-contiguous tensors.
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
@@ -210,14 +210,16 @@ def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence
     for case, mine in zip(cases, data, strict=True):
         title = f"p = {dist.get_world_size()}, {describe(case, getattr(answer, '__name__', 'the answer'))}:"
         titled: Any = Titled(title, sys.stdout)
-        with twins.observed_as(case.twin), DefaultDevice() as watch, redirect_stdout(titled):
+        # A twin creates its tensors on the same devices as the original case, so watching it would only take time
+        watch = DefaultDevice() if case.twin is None else None
+        with twins.observed_as(case.twin), watch or nullcontext(), redirect_stdout(titled):
             runs = []
             for _ in range(2 if case.twin is Twin.AGAIN else 1):
                 # Each run gets a copy of the data, because an answer may modify its arguments in place
                 data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
                 with messages_kept():
                     runs.append(run(answer, case, data_of_rank, make_group(case.groups)))
-        returned = {} if values_on_cpu else runs[-1]
+        claims = {} if watch is None else watch.claims({} if values_on_cpu else runs[-1])
         first = {FIRST_CALL: runs[0]} if len(runs) > 1 else {}
-        seen.append(twins.observed(case.twin, runs[-1]) | watch.claims(returned) | first)
+        seen.append(twins.observed(case.twin, runs[-1]) | claims | first)
     return seen

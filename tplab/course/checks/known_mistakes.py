@@ -15,8 +15,8 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -31,7 +31,7 @@ from tplab.course.checks.ledger import open_ledger
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.trials import ERROR, Expected, OnRanks, compare_case, observed_by_each, question_for_case
-from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.feedback.verdict import CheckFailed, Verdict
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
 from tplab.course.notebooks.numbering import chapter_of, package
 from tplab.course.notebooks.rewrite import keep_solution
@@ -54,7 +54,7 @@ def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
         for row in own.rows:
             for mistake in row.mistakes:
                 name = f"{mistake.where} {mistake.name}"
-                gets = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed)
+                gets = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed, here)
                 yield name, row.ask, gets.removeprefix(ask_about_group(""))
 
 
@@ -63,10 +63,18 @@ def _sections_of(number: str) -> dict[str, Table]:
     return {title: each for title, each in found.items() if title.split()[0] == number}
 
 
-def _asked_alone(number: str, mistake: Mistake, seed: int) -> str:
+def _asked_alone(number: str, mistake: Mistake, seed: int, trials: Sequence[OnRanks]) -> str:
+    """Return the question for a mistake in these trials, or in the whole check if there are none."""
     answers = reference_answers(number, mistake.of)
+
+    def check(*_: Any) -> Verdict:
+        for trial in trials:
+            trial.check(number, answers)
+        return Verdict("")
+
     try:
-        exercises._run(number, tuple(answers.values()), crc32(f"{mistake.name} {seed}".encode()) % 10**6)
+        own_seed = crc32(f"{mistake.name} {seed}".encode()) % 10**6
+        exercises._run(number, tuple(answers.values()), own_seed, check if trials else None)
     except CheckFailed as failure:
         return failure.question
     return PASSES
@@ -103,7 +111,8 @@ def _questions(
     """Return {mistake: question} for the mistakes that are wrong in one of a batch's cases.
 
     seen:   {mistake: what each rank observed, in each case}
-    others: the mistakes that have their question. They're only compared with, in the cases where a mistake is wrong
+    others: the mistakes that have their question. They're only compared with, in the cases where a mistake is wrong. A
+            mistake explains itself, so only those in earlier rows can get it another question than its own
     """
     asked: dict[str, str] = {}
     first: dict[str, tuple[int, Differences]] = {}
@@ -116,18 +125,26 @@ def _questions(
             if differences:
                 first[name] = index, differences
                 break
-    wrong_in = sorted({index for index, _ in first.values()})
-    runs = _run(expected.trial, expected.batch.only(wrong_in), others) if first else {}
-    by_case = {index: {name: cases[i] for name, cases in runs.items()} for i, index in enumerate(wrong_in)}
+    rows = {mistake.name: number for number, row in enumerate(own.rows) for mistake in row.mistakes}
+
+    @cache
+    def in_case(index: int) -> dict[str, Observations]:
+        last = max(rows[name] for name, (wrong_in, _) in first.items() if wrong_in == index)
+        earlier = {name: answer for name, answer in others.items() if rows[name] < last}
+        runs = _run(expected.trial, expected.batch.only([index]), earlier)
+        return {name: cases[0] for name, cases in runs.items()} | {name: cases[index] for name, cases in seen.items()}
+
     for name, (index, differences) in first.items():
-        known = by_case[index] | {each: cases[index] for each, cases in seen.items()}
-        asked[name] = question_for_case(expected, own, index, seen[name][index], differences, partial(_finished, known))
+        known = partial(_finished, in_case, index)
+        asked[name] = question_for_case(expected, own, index, seen[name][index], differences, known)
     return asked
 
 
-def _finished(known: Mapping[str, Observations], mistake: Mistake) -> Observations | None:
-    """Return what each rank observed, or None if the mistake didn't run to its end."""
-    ranks = known.get(mistake.name)
+def _finished(
+    in_case: Callable[[int], Mapping[str, Observations]], index: int, mistake: Mistake
+) -> Observations | None:
+    """Return what each rank observed in a case, or None if the mistake didn't run to its end."""
+    ranks = in_case(index).get(mistake.name)
     return None if ranks is None or _ended(ranks) else ranks
 
 
