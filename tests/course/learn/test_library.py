@@ -18,10 +18,9 @@ from tests.course.test_chapters import EXERCISES
 from tplab.course.checks.exercises import check
 from tplab.course.commands import cli
 from tplab.course.grade.answers import Piece, merge
-from tplab.course.grade.needs import select
 from tplab.course.learn import library, my_tp, start
 from tplab.course.learn.course_files import MARKER, MEMORY, Course, all_chapters
-from tplab.course.learn.passages import NotPlain, extract
+from tplab.course.learn.passages import NotPlain, extract, extract_from
 from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 
@@ -39,7 +38,7 @@ def pass_all(course: Course, exercises: list[str]) -> None:
         if mine := [exercise for exercise in exercises if chapter_of(exercise) == number]:
             reference = read_notebook(files.reference)
             merged = merge(reference, reference)
-            passages |= {exercise: extract(exercise, select(merged, [exercise], whole=False)) for exercise in mine}
+            passages |= {exercise: extract_from(merged, exercise) for exercise in mine}
     library.add(course, passages)
 
 

@@ -18,11 +18,10 @@ from tplab.capstone.settings.settings import Missing, Settings
 from tplab.course.feedback.verdict import names
 from tplab.course.grade.answers import is_stub, merge
 from tplab.course.grade.check_notebook import exercises_of
-from tplab.course.grade.needs import select
 from tplab.course.learn import library
 from tplab.course.learn.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
 from tplab.course.learn.my_tp import chapters_of, files
-from tplab.course.learn.passages import NotPlain, Passage, extract
+from tplab.course.learn.passages import NotPlain, Passage, extract_from
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 
@@ -150,7 +149,7 @@ class _Chapter:
         self.titles = exercises_of(self.reference)
 
     def solution(self, exercise: str) -> Passage:
-        return extract(exercise, select(merge(self.reference, self.reference), [exercise], whole=False))
+        return extract_from(merge(self.reference, self.reference), exercise)
 
     def answer(self, exercise: str) -> Passage | str:
         """Return the answer in the learner's notebook, or why there's none, for example "isn't written yet"."""
@@ -158,11 +157,10 @@ class _Chapter:
             return f"can't be read. {self.unreadable}"
         if exercise in self.merged.missing:
             return f"is missing. {self.merged.missing[exercise]}"
-        pieces = select(self.merged, [exercise], whole=False)
-        if any(piece.role == "exercise" and is_stub(piece.source, exercise) for piece in pieces):
+        if any(piece.role == "exercise" and is_stub(piece.source, exercise) for piece in self.merged.pieces):
             return TO_DO
         try:
-            return extract(exercise, pieces)
+            return extract_from(self.merged, exercise)
         except NotPlain as error:
             return f"can't be used. {error}"
         except SyntaxError as error:

@@ -4,8 +4,7 @@ from functools import cache
 from typing import Any
 
 from tplab.course.grade.answers import merge
-from tplab.course.grade.needs import select
-from tplab.course.learn.passages import extract
+from tplab.course.learn.passages import extract_from
 from tplab.course.notebooks.reference import find_reference
 
 
@@ -24,7 +23,7 @@ def _namespace(exercise: str) -> dict[str, Any]:
     merged = merge(reference, reference)
     namespace: dict[str, Any] = {"__name__": f"borrowed_{exercise.replace('.', '_')}"}
     for number in dict.fromkeys(piece.number for piece in merged.pieces if piece.role == "exercise"):
-        passage = extract(number, select(merged, [number], whole=False))
+        passage = extract_from(merged, number)
         exec("\n".join([*passage.imports, *passage.helpers, *passage.code]), namespace)
         if number == exercise:
             break

@@ -18,12 +18,11 @@ from pathlib import Path
 
 from tplab.common.files import locked, replace
 from tplab.course.grade.answers import merge
-from tplab.course.grade.needs import select
 from tplab.course.learn.course_files import Course
 from tplab.course.learn.given_code import PACKAGE, TEMPLATES
 from tplab.course.learn.moved_answers import renamed
 from tplab.course.learn.my_tp import borrowed, chapters_of, files, in_order, is_enough_to_train, module_name
-from tplab.course.learn.passages import NotPlain, Passage, extract
+from tplab.course.learn.passages import NotPlain, Passage, extract_from
 from tplab.course.learn.pristine import keep
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.numbering import chapter_of
@@ -85,7 +84,7 @@ def add_passed(
     passages, refused = {}, []
     for number in exercises:
         try:
-            passages[number] = extract(number, select(merged, [number], whole=False))
+            passages[number] = extract_from(merged, number)
         except NotPlain as error:
             refused.append(str(error))
         except SyntaxError as error:

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tplab.course.grade.answers import Piece
-from tplab.course.grade.needs import binds, has_side_effects, uses
+from tplab.course.grade.answers import Merged, Piece
+from tplab.course.grade.needs import binds, has_side_effects, select, uses
 from tplab.course.notebooks.ipython_syntax import ipython_lines, parse, to_python
 from tplab.course.notebooks.source import DEFINITIONS, passed_names
 
@@ -90,6 +90,11 @@ class Statement:
         if isinstance(self.node, ast.Assign):
             return any(isinstance(target, ast.Name) for target in self.node.targets)
         return isinstance(self.node, DEFINITIONS + _IMPORTS + (ast.AnnAssign,))
+
+
+def extract_from(merged: Merged, number: str) -> Passage:
+    """Extract the answer to an exercise from a chapter that a learner's cells are merged into. Raises as `extract`."""
+    return extract(number, select(merged, [number], whole=False))
 
 
 def extract(number: str, pieces: list[Piece]) -> Passage:
@@ -244,8 +249,11 @@ def joined_imports(texts: Iterable[str]) -> str:
     """
 
     def block(text: str) -> int:
-        starts = ("from __future__", "from .", ("from tplab", "import tplab"))
-        return next((place for place, start in zip((0, 2, 3), starts, strict=True) if text.startswith(start)), 1)
+        if text.startswith("from __future__"):
+            return 0
+        if text.startswith("from ."):
+            return 2
+        return 3 if text.startswith(("from tplab", "import tplab")) else 1
 
     blocks = []
     in_order = sorted(set(texts), key=lambda text: (block(text), text.startswith("from"), text))
