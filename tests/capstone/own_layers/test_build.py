@@ -1,6 +1,5 @@
 """`capstone.own_layers.build`: right and wrong answers of a learner, built into a model and tried out."""
 
-import ast
 import sys
 from dataclasses import replace
 
@@ -14,8 +13,6 @@ from tplab.capstone.model import copy_shards
 from tplab.capstone.own_layers import build
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.training.build_model import hooks_of
-from tplab.course.learn.statements import needed_statements
-from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 from tplab.runtime.forkserver import fork_server
 
@@ -178,18 +175,6 @@ def test_the_learners_code_is_what_runs(outcomes):
         assert told["tried out"][0] == loss, "what a cell only tries out doesn't run"
         own, _ = told["own product"]
         assert own == pytest.approx(loss, abs=1e-10)
-
-
-def test_of_a_cell_what_its_definitions_need_is_run():
-    cell = (
-        "table = {}\ntable.update(a=1)\nx = launch(f, 2)\nbest = max(x)\ny = 3\nprint(y)\nx = [1]\n"
-        "os.environ['A'] = '1'\ndef f():\n    y = 1\n    return table, x, best\n"
-        "f.near = True\nfor i in x:\n    table[i] = launch(i, 2)\n"
-    )
-    (kept,) = needed_statements([parse_code(cell).body], ["f"])
-    first = [ast.unparse(statement).split("\n")[0] for statement in kept]
-    right = ["table = {}", "table.update(a=1)", "x = [1]", "os.environ['A'] = '1'", "def f():", "f.near = True"]
-    assert first == right
 
 
 def test_a_model_that_computes_something_else_is_refused_before_training(outcomes):

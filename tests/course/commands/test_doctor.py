@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from tests import ROOT
 from tplab.course.commands import cli, doctor
-from tplab.course.learn.course_files import course_at
+from tplab.course.learn.course_files import find_course
 
 GOOD = SimpleNamespace(
     python=(3, 13, 1), executable="python", torch="2.13.0", wanted=SpecifierSet(">=2.12"), fits=True, torch_error="",
@@ -116,7 +116,7 @@ def test_a_launch_that_fails_or_adds_up_wrong_is_told(monkeypatch, capsys):
 
 def test_all_is_well_here():
     """The real thing: also the proof that this machine can run the tests of the course."""
-    machine = doctor.look(course_at(ROOT))
+    machine = doctor.look(find_course(ROOT))
     assert doctor.first_of_each(doctor.FAULTS, machine) == {}
 
 

@@ -13,7 +13,7 @@ from tplab.course.commands import cli, page, state
 from tplab.course.commands.exercise_status import AS_SHOWN, Standing, standings
 from tplab.course.grade.check_notebook import Verdict
 from tplab.course.learn import course_files as places
-from tplab.course.learn.course_files import course_at
+from tplab.course.learn.course_files import find_course
 from tplab.course.notebooks.cells import read_notebook
 
 RIGHT, WRONG = "return 2 * x", "return 3 * x"
@@ -40,14 +40,14 @@ def save(root, learner):
 
 def record(root, **statuses: str) -> None:
     """What `tplab check` keeps once it has said this about the notebook as it is: record(root, e1="passed")."""
-    files = places.chapter(course_at(root), 90)
+    files = places.chapter(find_course(root), 90)
     prints = state.fingerprints(read_notebook(files.reference), read_notebook(files.learner), root / "chapters")
     verdicts = [Verdict(f"90.{name[1:]}", "", status) for name, status in statuses.items()]
     assert state.record(memory(root), verdicts, prints) == []
 
 
 def standing(root, number: int = 1) -> Standing:
-    return standings(course_at(root))[0].exercises[number - 1]
+    return standings(find_course(root))[0].exercises[number - 1]
 
 
 def told(root, *arguments: str, capsys) -> str:
@@ -83,7 +83,7 @@ def test_check_is_what_progress_knows_of_but_not_the_check_of_a_copy(tmp_path, c
         learner.answer(2, WRONG)
         save(root, learner)
         assert cli.main(["check", "90", "--root", str(root)]) == 1
-    found = standings(course_at(root))[0].exercises
+    found = standings(find_course(root))[0].exercises
     assert [(one.status, one.note[:7]) for one in found] == [
         ("passed", "checked"),
         ("failed", "checked"),
@@ -184,7 +184,7 @@ def test_going_back_to_the_code_that_passed_is_passed_again_until_a_check_says_o
     passed.cell("exercise-90-1").update(kept)
     save(root, passed)
     record(root, e1="not run", e2="waiting")
-    assert [one.status for one in standings(course_at(root))[0].exercises] == ["passed", "failed", "to do"]
+    assert [one.status for one in standings(find_course(root))[0].exercises] == ["passed", "failed", "to do"]
     record(root, e1="failed")
     assert standing(root).status == "failed"
 
@@ -282,7 +282,7 @@ def test_odd_cells_are_no_reason_to_fail(root, learner):
     learner.cell("exercise-90-3")["execution_count"] = "first"
     learner.cells.append({"cell_type": "code"})
     save(root, learner)
-    assert [one.status for one in standings(course_at(root))[0].exercises] == ["to do"] * 3
+    assert [one.status for one in standings(find_course(root))[0].exercises] == ["to do"] * 3
 
 
 # How it is shown
@@ -304,7 +304,7 @@ def test_page_links_to_the_chapters_from_where_the_notebook_lies(root, learner, 
 
 
 def test_page_offers_one_link_to_go_on(root):
-    found = standings(course_at(root))[0]
+    found = standings(find_course(root))[0]
 
     def offered(*statuses: str) -> list[str]:
         """Where the buttons of a page lead that has two chapters, whose exercises have these statuses."""

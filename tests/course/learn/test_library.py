@@ -18,10 +18,9 @@ from tests.course.test_chapters import EXERCISES
 from tplab.course.checks.exercises import check
 from tplab.course.commands import cli
 from tplab.course.grade.answers import Piece, merge
-from tplab.course.grade.needs import select
-from tplab.course.learn import library, library_text, start
+from tplab.course.learn import library, my_tp, start
 from tplab.course.learn.course_files import MARKER, MEMORY, Course, all_chapters
-from tplab.course.learn.passages import NotPlain, extract
+from tplab.course.learn.passages import NotPlain, extract, extract_from
 from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 
@@ -39,7 +38,7 @@ def pass_all(course: Course, exercises: list[str]) -> None:
         if mine := [exercise for exercise in exercises if chapter_of(exercise) == number]:
             reference = read_notebook(files.reference)
             merged = merge(reference, reference)
-            passages |= {exercise: extract(exercise, select(merged, [exercise], whole=False)) for exercise in mine}
+            passages |= {exercise: extract_from(merged, exercise) for exercise in mine}
     library.add(course, passages)
 
 
@@ -72,10 +71,10 @@ LAST_OF_EACH_CHAPTER = {chapter_of(exercise): exercise for exercise in EXERCISES
 def test_answers_pass_their_checks_from_the_library(whole, on_path):
     """Every module can be imported; test_train_script.py trains with those of the chapters that aren't checked here."""
     for number, exercise in LAST_OF_EACH_CHAPTER.items():
-        name = library_text.module_name(number).removesuffix(".py")
+        name = my_tp.module_name(number).removesuffix(".py")
         module = importlib.import_module(f"{library.PACKAGE}.{name}")
         assert module.__file__ == str(on_path / library.path_of(whole, exercise).name)
-        answers = [getattr(module, name) for name in library_text.names_of(whole, number)[exercise]]
+        answers = [getattr(module, name) for name in my_tp.names_of(whole, number)[exercise]]
         if number in (2, 9, 12):
             assert check(exercise, *answers).exercise == exercise
 
@@ -227,6 +226,19 @@ def test_what_the_answer_uses_comes_along():
     answer = "# why\n@functools.cache\ndef answer():\n    return 1"
     found = passage("%matplotlib inline\nimport functools", f"%%time\n{answer}")
     assert found.code == [answer]
+
+
+def test_code_that_only_tries_an_answer_out_is_left_out():
+    needed = [
+        "table = {}", "table = dict(table)", "table.update(a=1)", "x = [1]", "os.environ['A'] = '1'",
+        "def answer():\n    y = 1\n    return table, x, best", "answer.near = True", "answer = cache(answer)",
+    ]  # fmt: skip
+    tried = ["x = launch(answer, 2)\nbest = max(x)\ny = 3\nprint(y)", "for i in x:\n    table[i] = launch(i, 2)"]
+    cell = "\n".join([*needed[:3], tried[0], *needed[3:], tried[1]])
+    pieces = [Piece("exercise", "x", cell, "9.9"), Piece("check", "c", 'check("9.9", answer)', "9.9")]
+    assert extract("9.9", pieces).code == needed
+    found = passage(f"{cell}\nout = launch(answer, 2)", "def better():\n    return answer, out")
+    assert found.helpers == [text for text in needed if "environ" not in text]
 
 
 ANSWER = "def answer(x):\n    return x + x"

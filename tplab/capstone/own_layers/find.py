@@ -18,11 +18,10 @@ from tplab.capstone.settings.settings import Missing, Settings
 from tplab.course.feedback.verdict import names
 from tplab.course.grade.answers import is_stub, merge
 from tplab.course.grade.check_notebook import exercises_of
-from tplab.course.grade.needs import select
 from tplab.course.learn import library
 from tplab.course.learn.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
-from tplab.course.learn.library_text import chapters_of, library_files
-from tplab.course.learn.passages import NotPlain, Passage, extract
+from tplab.course.learn.my_tp import chapters_of, files
+from tplab.course.learn.passages import NotPlain, Passage, extract_from
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 
@@ -92,14 +91,14 @@ def find_answers(folder: str | Path, settings: Settings | None = None, *, missin
     whose, checked = {}, {}
     for exercise in needed(settings):
         chapter = chapters[chapter_of(exercise)]
-        solution = chapter.solution(exercise)
+        solution, answer = chapter.solution(exercise), chapter.answer(exercise)
         if exercise not in stored:
-            problems[exercise] = chapter.problem(exercise)
+            problems[exercise] = answer if isinstance(answer, str) else "hasn't passed its check"
             passages[exercise], dates[exercise] = solution, "never"
             checked[exercise] = f"{INSTEAD} {problems[exercise]}"
         else:
             checked[exercise] = f"passed on {dates[exercise]}"
-            if chapter.has_changed(exercise, passages[exercise]):
+            if isinstance(answer, Passage) and answer != passages[exercise]:
                 print(f"You changed {exercise} after it passed on {dates[exercise]}. The version that passed is used.")
         whose[exercise] = COURSES if passages[exercise] == solution else MINE
     failing = {exercise: problem for exercise, problem in problems.items() if problem != TO_DO}
@@ -115,12 +114,11 @@ def find_answers(folder: str | Path, settings: Settings | None = None, *, missin
         )
     if problems:
         print(whose_is_what(whose, checked))
-    files = library_files(course, passages, dates)
     code = {
         exercise: {(str(library.path_of(course, exercise)), name) for name in passages[exercise].names}
         for exercise in whose
     }
-    return Answers(str(course.folder), files, code, whose, checked)
+    return Answers(str(course.folder), files(course, passages, dates), code, whose, checked)
 
 
 def whose_is_what(whose: Mapping[str, str], checked: Mapping[str, str]) -> str:
@@ -151,33 +149,22 @@ class _Chapter:
         self.titles = exercises_of(self.reference)
 
     def solution(self, exercise: str) -> Passage:
-        return extract(exercise, select(merge(self.reference, self.reference), [exercise], whole=False))
+        return extract_from(merge(self.reference, self.reference), exercise)
 
-    def has_changed(self, exercise: str, passed: Passage) -> bool:
-        """Return True if the learner's notebook has a readable answer that differs from the one that passed."""
-        if self.unreadable or exercise in self.merged.missing:
-            return False
-        try:
-            return extract(exercise, select(self.merged, [exercise], whole=False)) != passed
-        except SyntaxError:
-            return True
-
-    def problem(self, exercise: str) -> str:
-        """Return why an answer isn't in the library, for example "isn't written yet"."""
+    def answer(self, exercise: str) -> Passage | str:
+        """Return the answer in the learner's notebook, or why there's none, for example "isn't written yet"."""
         if self.unreadable:
             return f"can't be read. {self.unreadable}"
         if exercise in self.merged.missing:
             return f"is missing. {self.merged.missing[exercise]}"
-        own = [piece.source for piece in self.merged.pieces if (piece.role, piece.number) == ("exercise", exercise)]
-        if any(is_stub(source, exercise) for source in own):
+        if any(piece.role == "exercise" and is_stub(piece.source, exercise) for piece in self.merged.pieces):
             return TO_DO
         try:
-            extract(exercise, select(self.merged, [exercise], whole=False))
+            return extract_from(self.merged, exercise)
         except NotPlain as error:
             return f"can't be used. {error}"
-        except SyntaxError:
-            pass  # `tplab check` says what is wrong with it
-        return "hasn't passed its check"
+        except SyntaxError as error:
+            return f"isn't valid Python. {error}"
 
 
 def _course_of(folder: str | Path) -> Course:

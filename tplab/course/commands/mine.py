@@ -17,7 +17,7 @@ from tplab.course.feedback.verdict import code_html, table
 from tplab.course.grade.check_notebook import exercises_of
 from tplab.course.learn.course_files import Course, add_root, all_chapters, course_of, own_course
 from tplab.course.learn.library import PACKAGE, SCRIPT, Module, load, modules, restore
-from tplab.course.learn.library_text import DEMOS
+from tplab.course.learn.my_tp import DEMOS
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.numbering import argument, chapter_of, parse_chapter
 

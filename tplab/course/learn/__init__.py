@@ -5,12 +5,10 @@ pristine          rebuild a chapter in its original state, and keep dated copies
 start             make the folder; move in what was done in chapters/ before
 update_notebook   bring a new version of a chapter into a notebook, cell by cell
 moved_answers     carry answers over to exercises that have a different number now
-library           the package my_tp, which grows with each exercise that passes
-library_text      write the files of my_tp
-given_code        copy the course's code that my_tp needs
-train_script      write the learner's train.py
-from_page         add an answer to my_tp as soon as it passes in JupyterLab
 passages          extract an answer, with the imports and helpers that it uses, as plain Python
-statements        select the statements of cells that an answer needs
-borrow            lend my_tp the course's solution in place of an answer that isn't written yet
+library           the answers that passed, which grow into the package my_tp with each exercise
+my_tp             write the text of the package's files
+given_code        copy the course's code that the package needs
+borrow            lend the package the course's solution in place of an answer that isn't written yet
+from_page         add an answer to the library as soon as it passes in JupyterLab
 """

@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Any
 
-from tplab.course.grade.answers import Piece, role_of
-from tplab.course.learn.passages import Passage, extract
+from tplab.course.grade.answers import merge
+from tplab.course.learn.passages import extract_from
 from tplab.course.notebooks.reference import find_reference
 
 
@@ -19,16 +19,12 @@ def borrow(exercise: str, name: str) -> Any:
 @cache
 def _namespace(exercise: str) -> dict[str, Any]:
     """Run the solutions to an exercise and to all earlier ones in its chapter, and return the names they define."""
-    pieces, earlier = [], []
-    for cell in find_reference(exercise):
-        if cell.kind == "code":
-            role, number = role_of(cell)
-            pieces.append(Piece(role, cell.id, cell.source, number, cell))
-            earlier += [number] if role == "exercise" else []
-            if (role, number) == ("exercise", exercise):
-                break
+    reference = find_reference(exercise)
+    merged = merge(reference, reference)
     namespace: dict[str, Any] = {"__name__": f"borrowed_{exercise.replace('.', '_')}"}
-    for number in earlier:
-        passage: Passage = extract(number, pieces)
+    for number in dict.fromkeys(piece.number for piece in merged.pieces if piece.role == "exercise"):
+        passage = extract_from(merged, number)
         exec("\n".join([*passage.imports, *passage.helpers, *passage.code]), namespace)
+        if number == exercise:
+            break
     return namespace

@@ -117,12 +117,15 @@ def is_started(folder: Path) -> bool:
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, help="your folder, or one that holds solutions/ and chapters/")
+    parser.add_argument("--root", type=Path, help="your folder, or the one with solutions/ and chapters/")
 
 
 def course_of(options: argparse.Namespace) -> Course:
     """Return the course that a command works on. Raises Misuse if there is none."""
-    return course_at(options.root) if options.root else find_course(Path.cwd())
+    root = (options.root or Path.cwd()).resolve()
+    if not root.is_dir():
+        raise Misuse(f"There is no folder {options.root}.")
+    return find_course(root)
 
 
 def course_or_material(options: argparse.Namespace) -> Course:
@@ -133,18 +136,6 @@ def course_or_material(options: argparse.Namespace) -> Course:
         if options.root:
             raise
         return Course(MATERIAL, MATERIAL / "chapters")
-
-
-def course_at(root: Path) -> Course:
-    """Return the course whose learner's folder or whose material is `root`. Raises Misuse if `root` is neither.
-
-    If nobody has run `tplab start` yet, the blank chapters take the place of the learner's notebooks.
-    """
-    if is_started(root):
-        return find_course(root)
-    if has_material(root):
-        return Course(root, root / OWN if is_started(root / OWN) else root / "chapters")
-    raise Misuse(f"There is no course in {root}. To make your copies of the chapters there: tplab start {root}")
 
 
 def find_course(start: Path) -> Course:

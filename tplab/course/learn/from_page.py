@@ -18,7 +18,7 @@ from tplab.course.grade.answers import Piece
 from tplab.course.grade.needs import binds
 from tplab.course.learn import library
 from tplab.course.learn.course_files import Course, own_course
-from tplab.course.learn.library_text import module_name, names_of
+from tplab.course.learn.my_tp import module_name, names_of
 from tplab.course.learn.passages import NotPlain, Passage, extract
 from tplab.course.notebooks.numbering import chapter_of
 from tplab.course.notebooks.source import parse_code, passed_names

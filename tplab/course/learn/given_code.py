@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import tplab
-from tplab.course.grade.needs import binds, uses
+from tplab.course.grade.needs import binds
 from tplab.course.learn.passages import Statement, joined_imports, single_imports, top_level
 
 PACKAGE = "my_tp"
@@ -78,11 +78,16 @@ def find_part(module: str, name: str) -> Part:
     source = _read(module)
     imported = source.imported.get(name, "")
     if imported.startswith("from tplab"):
-        origin, _, original = imported.removeprefix("from ").partition(" import ")
-        return find_part(origin, original.partition(" as ")[0])
+        return _origin(imported)
     if imported or name not in source.bound:
         raise CannotCopy(f"{name} of {module}")
     return Part(module, name)
+
+
+def _origin(imported: str) -> Part:
+    """Find the definition that a statement like `from tplab.tensor import divide as cut` imports."""
+    module, _, name = imported.removeprefix("from ").partition(" import ")
+    return find_part(module, name.partition(" as ")[0])
 
 
 def copies(parts: Iterable[Part]) -> dict[str, str]:
@@ -117,15 +122,13 @@ def _uses(module: str, place: int) -> tuple[list[Part], set[str]]:
         if isinstance(node, ast.Import | ast.ImportFrom) and "tplab" in ast.unparse(node):
             raise CannotCopy(f"{module}: {ast.unparse(node)}")
     parts, imports = [], set()
-    for name in uses(one.text):
+    for name in one.uses:
         imported = source.imported.get(name, "")
         if name in _STAND_INS and imported:
             imports.add(_STAND_INS[name])
         elif imported.startswith("from tplab"):
-            origin, _, original = imported.removeprefix("from ").partition(" import ")
-            part = find_part(origin, original.partition(" as ")[0])
-            parts.append(part)
-            imports.add(part.imported(_file(module), name))
+            parts.append(_origin(imported))
+            imports.add(parts[-1].imported(_file(module), name))
         elif imported:
             imports.add(imported.replace(f"from {PACKAGE}.", "from ."))
         elif name in source.bound:
@@ -137,10 +140,7 @@ def _text(module: str, kept: list[Statement], imports: set[str]) -> str:
     heading = f'"""Given by the course: the part of {module} that my answers use."""'
     if module.startswith(PACKAGE):
         heading = _read(module).statements[0].text
-    blocks = [
-        joined_imports(text for text in imports if text.startswith("from .") == own) for own in (False, True)
-    ]  # imports from outside the package come first
-    head = "\n\n".join(part for part in (heading, *blocks) if part)
+    head = "\n\n".join(filter(None, [heading, joined_imports(imports)]))
     return "\n\n\n".join([head, *(one.text for one in kept)]) + "\n"
 
 
@@ -164,7 +164,7 @@ def _read(module: str) -> _Source:
         for imported in single_imports(one.node):
             source.imported.update(dict.fromkeys(binds(imported), imported))
         if not isinstance(one.node, ast.Import | ast.ImportFrom):
-            for name in binds(one.text):
+            for name in one.binds:
                 source.bound.setdefault(name, []).append(place)
     return source
 

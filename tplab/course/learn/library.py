@@ -3,7 +3,7 @@
     my_tp/linear.py     chapter 04: ColumnParallelLinear and RowParallelLinear, as the learner wrote them
     train.py            trains a GPT with the package, even on machines without tplab
 
-Each module contains the answers to the exercises of one chapter (`library_text` writes them). If an answer uses another
+Each module contains the answers to the exercises of one chapter (my_tp.py writes their text). If an answer uses another
 one that isn't written yet, the library borrows that one from the course. The files are generated from
 `.tplab/library.json`. If the learner has edited one by hand, it's copied to kept/ before it's generated again.
 """
@@ -18,26 +18,17 @@ from pathlib import Path
 
 from tplab.common.files import locked, replace
 from tplab.course.grade.answers import merge
-from tplab.course.grade.needs import select
 from tplab.course.learn.course_files import Course
-from tplab.course.learn.given_code import PACKAGE
-from tplab.course.learn.library_text import (
-    borrowed,
-    chapters_of,
-    in_order,
-    is_enough_to_train,
-    library_files,
-    module_name,
-)
+from tplab.course.learn.given_code import PACKAGE, TEMPLATES
 from tplab.course.learn.moved_answers import renamed
-from tplab.course.learn.passages import NotPlain, Passage, extract
+from tplab.course.learn.my_tp import borrowed, chapters_of, files, in_order, is_enough_to_train, module_name
+from tplab.course.learn.passages import NotPlain, Passage, extract_from
 from tplab.course.learn.pristine import keep
-from tplab.course.learn.train_script import SCRIPT, train_script
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.numbering import chapter_of
 
 STORE = "library.json"
-OUTDATED = b"from my_tp.training import learning_rate"  # in a train.py from when exercise 15.1 was the learning rate
+SCRIPT = "train.py"
 
 
 @dataclass(frozen=True)
@@ -77,10 +68,7 @@ def load(course: Course) -> dict[str, Written]:
     """Return the passed answers by exercise. A missing or damaged store counts as empty until answers pass again."""
     try:
         stored = json.loads((course.memory / STORE).read_text(encoding="utf-8"))["exercises"]
-        return {
-            number: Written(Passage(**raw["passage"]), str(raw["passed"]), str(raw.get("how", "tplab check")))
-            for number, raw in stored.items()
-        }
+        return {number: Written(**raw | {"passage": Passage(**raw["passage"])}) for number, raw in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
@@ -96,7 +84,7 @@ def add_passed(
     passages, refused = {}, []
     for number in exercises:
         try:
-            passages[number] = extract(number, select(merged, [number], whole=False))
+            passages[number] = extract_from(merged, number)
         except NotPlain as error:
             refused.append(str(error))
         except SyntaxError as error:
@@ -137,13 +125,12 @@ def write(course: Course, written: dict[str, Written]) -> None:
     """Write the files of the package. If one was edited by hand, copy it to kept/ first.
 
     As soon as the package has everything that train.py needs, train.py is written, too. After that, the file belongs to
-    the learner. It's only written anew if it imports an answer that no exercise asks for anymore, and then the old one
-    is copied to kept/. Raises OSError if a file can't be written.
+    the learner. Raises OSError if a file can't be written.
     """
     folder = course.folder / PACKAGE
     folder.mkdir(exist_ok=True)
     passages = {number: one.passage for number, one in written.items()}
-    texts = library_files(course, passages, {number: one.passed for number, one in written.items()})
+    texts = files(course, passages, {number: one.passed for number, one in written.items()})
     ours = _hashes(course)
     for name, text in texts.items():
         path, data = folder / name, text.encode()
@@ -157,11 +144,8 @@ def write(course: Course, written: dict[str, Written]) -> None:
         ours[name] = _hash(data)
         replace(course.memory / "library_files.json", json.dumps(ours).encode())
     script = course.folder / SCRIPT
-    there = script.read_bytes() if script.exists() else b""
-    if is_enough_to_train(course, passages) and (not there or there.count(OUTDATED)):
-        if there:
-            keep(script, there, course.folder)
-        replace(script, train_script(course.folder).encode())
+    if not script.exists() and is_enough_to_train(course, passages):
+        replace(script, (TEMPLATES / SCRIPT).read_bytes())
 
 
 def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str]) -> None:
@@ -183,9 +167,7 @@ def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str])
             ]
             passage = _with_helpers(written[number].passage, removed)
             if number in moved:
-                passage = Passage(
-                    *(list(map(renamed, each)) for each in (passage.imports, passage.helpers, passage.code))
-                )
+                passage = Passage(**{field: list(map(renamed, texts)) for field, texts in asdict(passage).items()})
             kept[moved.get(number, number)] = replace_field(written[number], passage=passage)
         if kept != written:
             _store(course, kept)

@@ -1,11 +1,11 @@
 """Carry a learner's answers over when the course has renumbered their exercises, or merged them.
 
 We recognize an exercise by the classes and functions that it asks for, including the functions' arguments. If the old
-and the new version of the course ask for the same ones under different numbers, the learner's definitions go into the
-new exercise, along with everything else in their cells. RENAMED lists the functions that the course has renamed. An
-answer that defines one is carried over under the new name. REWORDED lists the functions of which the course
-has renamed an argument, or of which it doesn't pass an optional one anymore. Their answers stay as they are. If the
-learner has written something in the new exercise already, the old answer goes into a cell above it.
+and the new version of the course ask for the same ones under different numbers, the learner's whole cells go into the
+new exercise, in place of its own definitions. RENAMED lists the functions that the course has renamed. An answer that
+defines one is carried over under the new name. REWORDED lists the functions of which the course has renamed an
+argument, or of which it doesn't pass an optional one anymore. Their answers stay as they are. If the learner has
+written something in the new exercise already, the old answer goes into a cell above it.
 
 Before any answer moves, the plan is written to `.tplab/moving.json`, so that an update that was killed can finish the
 next time.
@@ -17,7 +17,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 
 from tplab.common.files import replace
 from tplab.course.grade.answers import is_stub, names_in
@@ -45,22 +45,32 @@ Asked = dict[str, dict[str, str]]  # exercise -> {name that it asks for: that na
 
 
 @dataclass
+class Move:
+    """What an exercise of the new version gets from the learner's answers.
+
+    source:  its new cell, with the learner's cells filled in
+    was:     the numbers that these answers had before
+    whole:   whether the learner has written everything that the exercise asks for now
+    """
+
+    source: str
+    was: list[str]
+    whole: bool
+
+
+@dataclass
 class Moves:
     """The answers that an update has to move.
 
     changed:  exercises whose number now belongs to a different task
-    sources:  exercise -> its new cell, in which the learner's answers from other numbers are already filled in
-    was:      exercise -> the numbers that these answers had before
-    whole:    those of these exercises for which the learner has written everything that they ask for now
-    carried:  the sources of the learner's cells whose whole text is in `sources`, or none if a notebook that may have
+    filled:   exercise of the new version -> what it gets
+    carried:  the sources of the learner's cells whose whole text is in `filled`, or none if a notebook that may have
               to receive them can't be read
     """
 
     changed: set[str]
-    sources: dict[str, str]
-    was: dict[str, list[str]]
-    whole: set[str] = field(default_factory=set)
-    carried: set[str] = field(default_factory=set)
+    filled: dict[str, Move]
+    carried: set[str]
 
 
 def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]) -> Moves:
@@ -97,24 +107,25 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
     }
     new: Asked = {number: _definitions(stub) for number, stub in stubs.items()}
     changed = {number for number in old if old[number] != new.get(number)}
-    found = Moves(changed, {}, {})
+    found = Moves(changed, {}, set())
     for number in new:
         wanted = new[number].values() if old.get(number) != new[number] else ()
         moved = [answers[each] for each in wanted if each in answers and answers[each][1] in changed]
-        filled = _filled(stubs[number], {name: renamed(source) for name, _, source in moved}) if moved else ""
-        if filled:
-            found.carried |= set() if unreadable else {source for _, _, source in moved}
-            found.sources[number] = filled
-            found.was[number] = sorted({exercise for _, exercise, _ in moved}, key=place)
-            found.whole |= {number} if len(moved) == len(wanted) else set()
-    _remember(course, found)
+        if moved:
+            was = sorted({exercise for _, exercise, _ in moved}, key=place)
+            sources = list(dict.fromkeys(source for _, _, source in sorted(moved, key=lambda one: place(one[1]))))
+            found.carried |= set() if unreadable else {*sources}
+            text = _filled(stubs[number], {name for name, _, _ in moved}, list(map(renamed, sources)))
+            found.filled[number] = Move(text, was, len(moved) == len(wanted))
+    found.filled = _left_behind(course) | found.filled
+    _store(course, found.filled)
     return found
 
 
 def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list[str]:
     """Put the moved answers into the exercises that they answer now, and return sentences about them."""
     told = []
-    left = dict(moves.sources)
+    left = dict(moves.filled)
     for page in pages:
         try:
             notebook = load_notebook(page.learner)
@@ -124,15 +135,15 @@ def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list
         before = as_text(notebook)
         filled = [
             number
-            for number in moves.sources
-            if number in stubs and put_answer(notebook, number, moves.sources[number], stubs[number])
+            for number, move in moves.filled.items()
+            if number in stubs and put_answer(notebook, number, move.source, stubs[number])
         ]
         if as_text(notebook) != before:
             replace(page.learner, as_text(notebook).encode())
         for number in filled:
             left.pop(number, None)
-            told.append(_where_it_is(moves.was[number], number, page.learner.name))
-    _store(course, Moves(moves.changed, left, moves.was, moves.whole))
+            told.append(_where_it_is(moves.filled[number].was, number, page.learner.name))
+    _store(course, left)
     return told
 
 
@@ -164,76 +175,32 @@ def _definitions(source: str) -> dict[str, str]:
     return {name: REWORDED.get(asked, asked) for name, asked in found.items()}
 
 
-def _remember(course: Course, found: Moves) -> None:
-    path = course.memory / PLAN
+def _left_behind(course: Course) -> dict[str, Move]:
+    """Return what an earlier update planned but didn't finish."""
     try:
-        for number, move in json.loads(path.read_text(encoding="utf-8")).items():
-            found.sources.setdefault(number, str(move["source"]))
-            found.was.setdefault(number, [str(each) for each in move["was"]])
-            found.whole |= {number} if move["whole"] else set()
+        stored = json.loads((course.memory / PLAN).read_text(encoding="utf-8"))
+        return {number: Move(str(raw["source"]), list(raw["was"]), raw["whole"]) for number, raw in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # no earlier update left anything behind
-    _store(course, found)
+        return {}
 
 
-def _store(course: Course, found: Moves) -> None:
+def _store(course: Course, filled: dict[str, Move]) -> None:
     path = course.memory / PLAN
-    if not found.sources:
-        path.unlink(missing_ok=True)
+    if filled:
+        stored = {number: asdict(move) for number, move in filled.items()}
+        replace(path, json.dumps(stored, indent=1).encode())
     else:
-        moving = {
-            number: {"was": found.was[number], "whole": number in found.whole, "source": source}
-            for number, source in found.sources.items()
-        }
-        replace(path, json.dumps(moving, indent=1).encode())
+        path.unlink(missing_ok=True)
 
 
-def _filled(stub: str, sources: dict[str, str]) -> str:
-    """Return the new cell with the learner's definitions of these names in place of its own, or "" on a syntax error.
-
-    No line of the learner's cells is lost. What follows a definition still follows it, and what comes before all of
-    them goes to the top.
-    """
+def _filled(stub: str, names: set[str], sources: list[str]) -> str:
+    """Return the learner's cells, followed by the new cell without its own definitions of these names."""
     lines = stub.split("\n")
-    tops: list[str] = []
-    try:
-        texts: dict[str, str] = {}
-        for source in dict.fromkeys(sources.values()):
-            top, parts = _split(source, {name for name in sources if sources[name] == source})
-            tops += [top] if top else []
-            texts |= parts
-        for node in reversed([node for node in parse_code(stub).body if getattr(node, "name", "") in sources]):
-            lines[_first(node) - 1 : node.end_lineno] = texts[node.name].split("\n")  # type: ignore[attr-defined]
-    except SyntaxError:
-        return ""
-    return "\n\n\n".join([*tops, "\n".join(lines)])
-
-
-def _split(source: str, names: set[str]) -> tuple[str, dict[str, str]]:
-    """Split a cell above the last definition of each name. Return the text above all of them, and each one's text.
-
-    Raises SyntaxError if the cell can't be parsed, or if its lines aren't those of its Python code.
-    """
-    lines = source.split("\n")
-    starts: dict[str, int] = {}
-    end = 0
-    for node in parse_code(source).body:
-        start = _first(node) - 1
-        named = isinstance(node, DEFINITIONS) and node.name in names
-        if named and not lines[start].lstrip().startswith(("def", "async", "class", "@")):
-            raise SyntaxError(f"line {start + 1} isn't the one that IPython runs as line {start + 1}")
-        while start > end and lines[start - 1].startswith("#"):
-            start -= 1
-        end = node.end_lineno or end
-        starts |= {node.name: start} if named else {}  # type: ignore[attr-defined]
-    if starts.keys() != names:
-        raise SyntaxError(f"the cell doesn't define {names - starts.keys()}")
-    order = sorted(starts, key=starts.__getitem__)
-    ends = [*(starts[name] for name in order[1:]), len(lines)]
-    parts = {name: "\n".join(lines[starts[name] : end]).rstrip() for name, end in zip(order, ends, strict=True)}
-    return "\n".join(lines[: starts[order[0]]]).strip("\n").rstrip(), parts
-
-
-def _first(node: ast.AST) -> int:
-    decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(each.lineno for each in decorators)])  # type: ignore[attr-defined]
+    for node in reversed(parse_code(stub).body):
+        if isinstance(node, DEFINITIONS) and node.name in names:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            end = node.end_lineno or first
+            while end < len(lines) and not lines[end].strip():
+                end += 1
+            del lines[first - 1 : end]
+    return "\n\n\n".join(filter(None, [*sources, "\n".join(lines).rstrip()]))

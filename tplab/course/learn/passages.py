@@ -2,24 +2,27 @@
 
     Passage(imports=["from torch import nn"], helpers=["def double(x): ..."], code=["class Layer(nn.Module): ..."])
 
-Comments above a statement belong to it. Code that only tries an answer out, such as a print below it, is left out. So
-are IPython's magics and shell commands, unless the answer needs them. In that case, it can't go into a module.
+Comments above a statement belong to it. Below a class, there is often code that tries it out, such as
+`print(launch(my_try, 2))`, a plot or a small layer. That's fine in a notebook, but on a rank it would start ranks
+inside a rank. So we keep the definitions and imports of the answer's cell, statements that may change paths, modules or
+the environment, and whatever binds or changes a name that these use. We never keep anything that calls `launch` or uses
+its results. IPython's magics and shell commands are left out, too, unless the answer needs them. In that case, it can't
+go into a module.
 """
 
 import ast
-import builtins
+import itertools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from tplab.course.grade.answers import Piece
-from tplab.course.grade.needs import binds, uses
-from tplab.course.learn.statements import needed_statements
+from tplab.course.grade.answers import Merged, Piece
+from tplab.course.grade.needs import binds, has_side_effects, select, uses
 from tplab.course.notebooks.ipython_syntax import ipython_lines, parse, to_python
-from tplab.course.notebooks.source import passed_names
+from tplab.course.notebooks.source import DEFINITIONS, passed_names
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class NotPlain(SyntaxError):  # noqa: N818 (it says what to do: write it in Python)
@@ -57,6 +60,42 @@ class Statement:
     text: str
     typed: str = ""
 
+    @cached_property
+    def uses(self) -> set[str]:
+        return uses(self.text)
+
+    @cached_property
+    def binds(self) -> set[str]:
+        """The names that it binds, including definitions inside an `if`, or of whose value it sets a part."""
+        if isinstance(self.node, DEFINITIONS):
+            return {self.node.name}
+        return binds(self.text) | {inner.name for inner in ast.walk(self.node) if isinstance(inner, DEFINITIONS)}
+
+    @cached_property
+    def calls_methods_of(self) -> set[str]:
+        """The names whose values it may change by a method call, as in `table.append(1)`."""
+        call = self.node.value if isinstance(self.node, ast.Expr) else None
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+            return set()
+        return {inner.id for inner in ast.walk(call.func.value) if isinstance(inner, ast.Name)}
+
+    @property
+    def calls_launch(self) -> bool:
+        calls = (inner.func for inner in ast.walk(self.node) if isinstance(inner, ast.Call))
+        return any(getattr(call, "id", getattr(call, "attr", "")) == "launch" for call in calls)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether what earlier statements have bound to its names no longer counts, unlike in `table["a"] = 1`."""
+        if isinstance(self.node, ast.Assign):
+            return any(isinstance(target, ast.Name) for target in self.node.targets)
+        return isinstance(self.node, DEFINITIONS + _IMPORTS + (ast.AnnAssign,))
+
+
+def extract_from(merged: Merged, number: str) -> Passage:
+    """Extract the answer to an exercise from a chapter that a learner's cells are merged into. Raises as `extract`."""
+    return extract(number, select(merged, [number], whole=False))
+
 
 def extract(number: str, pieces: list[Piece]) -> Passage:
     """Extract the answer to an exercise from the code cells that ran up to its check.
@@ -65,62 +104,89 @@ def extract(number: str, pieces: list[Piece]) -> Passage:
     the answer needs a line that only works in a notebook.
     """
     own = [piece for piece in pieces if piece.role == "exercise" and piece.number == number]
-    others = [piece for piece in pieces if piece.role not in ("check", "exercise")]
-    checked = {
-        name
-        for piece in pieces
-        if (piece.role, piece.number) == ("check", number)
-        for name in passed_names(piece.source)
-    }
+    checks = [piece for piece in pieces if piece.role == "check" and piece.number == number]
+    checked = {name for piece in checks for name in passed_names(piece.source)}
     answers = {name for piece in pieces if piece.role == "exercise" for name in binds(piece.source)}
-    cells = [top_level(piece.source) for piece in own]
-    kept = needed_statements([[one.node for one in cell] for cell in cells], checked)
-    wanted = {id(node) for cell in kept for node in cell}
-    code = [one for cell in cells for one in cell if id(one.node) in wanted]
-    if own:  # what the learner's later cells change about the answer, as in `Layer.forward = mine`
-        later = [piece for piece in pieces[pieces.index(own[-1]) :] if piece.role == "own"]
-        code += [one for piece in later for one in _top_level_if_any(piece.source) if binds(one.text) & checked]
-    imports = {text for one in code for text in single_imports(one.node)}
-    code = [one for one in code if not isinstance(one.node, _IMPORTS)]
-    helpers = _helpers(code, [one for piece in others for one in _top_level_if_any(piece.source)], answers | checked)
-    undefined = checked - {name for one in code for name in binds(one.text)}  # a magic that ran the cell defines them
-    for one in (*code, *helpers, *(one for cell in cells for one in cell if undefined)):
+    mine = [one for piece in own for one in top_level(piece.source)]
+    others = [
+        (piece, one)
+        for piece in pieces
+        if piece.role not in ("check", "exercise")
+        for one in _top_level_if_any(piece.source)
+    ]
+    later = pieces[pieces.index(own[-1]) :] if own else []
+    # what the learner's later cells change about the answer, as in `Layer.forward = mine`
+    changing = [one for piece, one in others if piece.role == "own" and piece in later and one.binds & checked]
+    first = [
+        one
+        for one in mine
+        if (isinstance(one.node, DEFINITIONS + _IMPORTS) or has_side_effects(ast.unparse(one.node)))
+        and not ipython_lines(one.node)
+    ]
+    code = needed_statements(mine, first, checked) + changing
+    used = {name for one in code for name in one.uses} - {name for one in code for name in one.binds}
+    helpers = needed_statements([one for _, one in others], [], used - answers, answers | checked)
+    undefined = checked - {name for one in code for name in one.binds}  # a magic that ran the cell defines them
+    for one in (*code, *helpers, *(mine if undefined else ())):
         _refuse_what_needs_a_notebook(number, one)
-    used = {name for one in [*code, *helpers] for name in uses(one.text)}
-    imports |= {text for one in helpers for text in single_imports(one.node)}
+    found = [*code, *helpers]
+    used = {name for one in found if not isinstance(one.node, _IMPORTS) for name in one.uses}
+    imports = {text for one in found for text in single_imports(one.node)}
     return Passage(
         sorted(text for text in imports if binds(text) & used),
         [one.text for one in helpers if not isinstance(one.node, _IMPORTS)],
-        [one.text for one in code],
+        [one.text for one in code if not isinstance(one.node, _IMPORTS)],
     )
 
 
-def _helpers(code: list[Statement], before: list[Statement], answers: set[str]) -> list[Statement]:
-    """Return the statements of other cells that the answer needs, in notebook order, leaving out other answers."""
-    names = {name for one in code for name in uses(one.text)} - {name for one in code for name in binds(one.text)}
-    names -= answers
-    found: dict[int, Statement] = {}
-    waiting = [name for name in names if not hasattr(builtins, name)]
-    done: set[str] = set()
+def needed_statements(
+    statements: list[Statement], first: list[Statement], names: Iterable[str], without: Collection[str] = ()
+) -> list[Statement]:
+    """Return the statements in `first` and those that these and `names` depend on, in order.
+
+    If several statements bind a name, the last one above its use counts, with everything that changes its value after
+    that. Functions and classes use names at the end. Names in `without` are defined elsewhere. Whatever calls `launch`,
+    or uses what such a call has returned, is left out.
+    """
+    launched = _what_comes_of_a_launch(statements)
+    values = {name for one in statements if isinstance(one.node, ast.Assign | ast.AnnAssign) for name in one.binds}
+    kept: set[int] = set()  # places in `statements`
+    waiting = [(name, len(statements)) for name in names]
+    done: set[tuple[str, int]] = set()
+
+    def keep(place: int) -> None:
+        if place not in kept:
+            kept.add(place)
+            end = len(statements) if isinstance(statements[place].node, DEFINITIONS) else place
+            waiting.extend((name, end) for name in statements[place].uses)
+
+    for place, one in enumerate(statements):
+        if one in first and id(one) not in launched:
+            keep(place)
     while waiting:
-        name = waiting.pop()
-        if name in done:
+        name, end = waiting.pop()
+        if name in without or (name, end) in done:
             continue
-        done.add(name)
-        for place in range(len(before) - 1, -1, -1):  # finds the last one that binds it, and later changes to it
-            one = before[place]
-            if name in binds(one.text):
-                found[place] = one
-                waiting += [used for used in uses(one.text) - answers if not hasattr(builtins, used)]
-                if isinstance(one.node, (*_DEFINITIONS, *_IMPORTS, ast.Assign, ast.AnnAssign)) and _defines(one, name):
+        done.add((name, end))
+        for place, one in reversed([*enumerate(statements[:end])]):
+            if id(one) not in launched and name in one.binds | (one.calls_methods_of & values):
+                keep(place)
+                if name in one.binds and one.replaces:
                     break
-    return [found[place] for place in sorted(found)]
+    return [statements[place] for place in sorted(kept)]
 
 
-def _defines(one: Statement, name: str) -> bool:
-    """Return whether a statement binds a name, rather than only setting an attribute or item of its value."""
-    targets = one.node.targets if isinstance(one.node, ast.Assign) else [one.node]
-    return not isinstance(one.node, ast.Assign) or any(isinstance(target, ast.Name) for target in targets)
+def _what_comes_of_a_launch(statements: list[Statement]) -> set[int]:
+    """Return the ids of the statements that call `launch` or use a name that such a statement has bound."""
+    found: set[int] = set()
+    launched: set[str] = set()
+    for one in statements:
+        if isinstance(one.node, DEFINITIONS + _IMPORTS) or not (one.calls_launch or one.uses & launched):
+            launched -= one.binds
+        else:
+            found.add(id(one))
+            launched |= one.binds
+    return found
 
 
 def _refuse_what_needs_a_notebook(number: str, one: Statement) -> None:
@@ -177,11 +243,26 @@ def single_imports(node: ast.stmt) -> Iterator[str]:
 
 
 def joined_imports(texts: Iterable[str]) -> str:
-    """Join import statements that import one name each into a block with one line per module."""
-    given = set(texts)
-    plain = sorted(text for text in given if text.startswith("import"))
-    names: dict[str, list[str]] = {}
-    for text in sorted(given - {*plain}):
-        module, _, name = text.removeprefix("from ").partition(" import ")
-        names.setdefault(module, []).append(name)
-    return "\n".join([*plain, *(f"from {module} import {', '.join(found)}" for module, found in names.items())])
+    """Join import statements that import one name each into blocks with one line per module.
+
+    The blocks are those from __future__, from other packages, from the package itself, and from the course.
+    """
+
+    def block(text: str) -> int:
+        if text.startswith("from __future__"):
+            return 0
+        if text.startswith("from ."):
+            return 2
+        return 3 if text.startswith(("from tplab", "import tplab")) else 1
+
+    blocks = []
+    in_order = sorted(set(texts), key=lambda text: (block(text), text.startswith("from"), text))
+    for _, found in itertools.groupby(in_order, block):
+        names: dict[str, list[str]] = {}
+        for text in found:
+            module, _, name = text.partition(" import ")  # "from torch" and "nn", or "import math" and ""
+            names.setdefault(module, []).extend([name] if name else [])
+        blocks.append(
+            "\n".join(f"{module} import {', '.join(names[module])}" if names[module] else module for module in names)
+        )
+    return "\n\n".join(blocks)

@@ -4,29 +4,25 @@ Nothing is lost if this is killed at any moment, because whatever is going to ch
 learner's folder, and every file is replaced atomically. Running it again continues where it stopped.
 """
 
-import itertools
 import json
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import tplab
 from tplab.common.files import locked, replace
-from tplab.course.grade.answers import is_stub
 from tplab.course.learn import library, moved_answers
 from tplab.course.learn.course_files import MARKER, MEMORY, ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.learn.pristine import KEPT, first_state, keep
-from tplab.course.learn.update_notebook import Changes, as_text, put_answer, update_notebook
-from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells, read_notebook
+from tplab.course.learn.update_notebook import Changes, as_text, update_notebook
+from tplab.course.notebooks.cells import Unreadable, load_notebook
 from tplab.course.notebooks.numbering import INDEX, argument
 from tplab.course.notebooks.pictures import FOLDER as PICTURES
 from tplab.course.notebooks.reference import SHIPPED
 
 PAGES = ("how_close.md", "AGENTS.md")  # about rounding, and for the learner's AI assistant
-LEFTOVERS = (".ipynb_checkpoints", "__pycache__", MEMORY)  # these may be in chapters/, but they aren't worth moving
+LEFTOVERS = (".ipynb_checkpoints", "__pycache__", KEPT, MEMORY)  # folders in chapters/ that don't move as a whole
 
 
 @dataclass
@@ -88,81 +84,41 @@ def _begin(files: ChapterFiles, blank: bytes, notebook: bytes | None = None) -> 
 
 
 def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
-    """Move the work that the learner did in the repository's blank chapter to their own notebook."""
-    folder, data = files.course.folder, files.blank.read_bytes()
-    copy = keep(files.blank, data, folder)
+    """Move the work that the learner did in the repository's blank chapter to their own notebook.
+
+    If they've already written something in their own notebook, it stays, and the other work is only kept as a copy.
+    """
+    copy = keep(files.blank, files.blank.read_bytes(), files.course.folder)
     where = f"chapters/{files.blank.name}"
     try:
-        theirs = load_notebook(files.blank)
-    except Unreadable as error:
-        report.problems.append(f"{where} can't be read, so only a copy of it was made, {KEPT}/{copy.name}. {error}")
-    else:
-        new = json.loads(blank)
-        if not files.learner.exists() or _is_untouched(files):
+        theirs, new = load_notebook(files.blank), json.loads(blank)
+        if not files.learner.exists() or load_notebook(files.base)["cells"] == load_notebook(files.learner)["cells"]:
             _begin(files, blank, as_text(update_notebook(new, theirs, new)[0]).encode())
             report.moved.append(f"Your work in {where} is in {files.learner.name} now.")
         else:
-            try:
-                report.moved.append(_fill_in(files, blank, theirs, where, f"{KEPT}/{copy.name}"))
-            except Unreadable as error:
-                report.problems.append(f"Your work in {where} is kept as {KEPT}/{copy.name}. {error}")
+            report.moved.append(
+                f"You worked in {where} and in {files.learner.name}, which stays as it is. Your work in {where} is "
+                f"kept as {KEPT}/{copy.name}. Copy what you need from it into {files.learner.name}."
+            )
+    except Unreadable as error:
+        report.problems.append(f"Your work in {where} is kept as {KEPT}/{copy.name}. {error}")
     replace(files.blank, blank)
 
 
-def _is_untouched(files: ChapterFiles) -> bool:
-    try:
-        return load_notebook(files.base)["cells"] == load_notebook(files.learner)["cells"]
-    except Unreadable:
-        return False
-
-
-def _fill_in(files: ChapterFiles, blank: bytes, theirs: dict, where: str, copy: str) -> str:
-    """Copy the answers that only `theirs` has into the learner's own notebook, and return sentences about them."""
-    mine = load_notebook(files.learner)
-    answers = {
-        str(cell.marks["exercise"]): cell.source
-        for cell in parse_cells(theirs)
-        if "exercise" in cell.marks and not is_stub(cell.source, str(cell.marks["exercise"]))
-    }
-    first = read_notebook(files.base) if files.base.exists() else parse_cells(json.loads(blank))
-    stubs = {str(cell.marks.get("exercise", "")): cell.source for cell in first}
-    taken, left = [], []
-    for cell in parse_cells(mine):
-        number = str(cell.marks.get("exercise", ""))
-        if number in answers and is_stub(cell.source, number):
-            put_answer(mine, number, answers[number], stubs.get(number, ""))
-            taken.append(number)
-        elif number in answers and cell.source != answers[number]:
-            left.append(number)
-    if taken:
-        keep(files.learner, files.learner.read_bytes(), files.course.folder)
-        replace(files.learner, as_text(mine).encode())
-    told = [f"Your answers to {', '.join(taken)} in {where} are in {files.learner.name} now."] if taken else []
-    if left:
-        told.append(f"Of {', '.join(left)}, you have another answer in {files.learner.name}, which stays.")
-    return " ".join([*told, f"A copy of {where}, as it was, is {copy}."])
-
-
 def _move_the_rest(course: Course, report: Report) -> None:
-    """Move the learner's other files, and the data that commands stored, out of the repository's own folders."""
+    """Move the learner's other files, and the data that commands stored, out of chapters/.
+
+    A file stays there if the learner's folder has a different one with this name.
+    """
     shared = course.material / "chapters"
-    known = {PICTURES, *PAGES, *(path.name for path in (course.material / "solutions").glob("*.ipynb"))}
-    for path in sorted(shared.iterdir()):
-        if path.name in LEFTOVERS or path.name in known:
-            continue
-        if path.name == KEPT and path.is_dir():
-            for copy in sorted(path.iterdir()):
-                _move(copy, course.folder / KEPT / copy.name)
-            with suppress(OSError):
-                path.rmdir()
-            continue
-        report.moved.append(f"chapters/{path.name} is {_move(path, course.folder / path.name)} now.")
-    for memory in (shared / MEMORY, course.material / MEMORY):
-        for name in ("progress.json", "hints.json"):
-            if (memory / name).exists():
-                _move(memory / name, course.memory / name)
-        with suppress(OSError):
-            shutil.rmtree(memory)
+    known = {PICTURES, *PAGES, *LEFTOVERS, *(path.name for path in (course.material / "solutions").glob("*.ipynb"))}
+    paths = [path for path in shared.iterdir() if path.name not in known]
+    for path in sorted([*paths, *(shared / KEPT).glob("*"), *(shared / MEMORY).glob("*.json")]):
+        target = course.folder / path.relative_to(shared)
+        if not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            shutil.move(path, target)
+            report.moved.append(f"chapters/{path.relative_to(shared)} is in your folder now.")
 
 
 def _bring_pictures(course: Course) -> None:
@@ -189,38 +145,6 @@ def _bring_pages(course: Course) -> None:
             replace(copy, new)
             base.parent.mkdir(exist_ok=True)
             replace(base, new)
-
-
-def _move(source: Path, target: Path) -> str:
-    """Move a file or folder, and return its new name.
-
-    The new name differs from the target's if there is already a different file or folder with that name.
-    """
-    if not _same(source, target):
-        target = _free(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            copy = target.with_name(f".{target.name}-moving")
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(source, copy, symlinks=True)
-            copy.rename(target)
-        else:
-            replace(target, source.read_bytes())
-    shutil.rmtree(source) if source.is_dir() else source.unlink()
-    return target.name
-
-
-def _same(a: Path, b: Path) -> bool:
-    """Return whether `b` already has all of `a`, as after an earlier move that was killed before it deleted `a`."""
-    if a.is_dir() and b.is_dir():
-        names = {path.name for path in a.iterdir()}
-        return names <= {path.name for path in b.iterdir()} and all(_same(a / name, b / name) for name in names)
-    return a.is_file() and b.is_file() and a.read_bytes() == b.read_bytes()
-
-
-def _free(path: Path) -> Path:
-    names = (path.with_name(f"{path.stem}-{count}{path.suffix}") for count in itertools.count(2))
-    return path if not path.exists() else next(name for name in names if not name.exists())
 
 
 def newer(course: Course) -> Iterator[ChapterFiles]:
@@ -255,6 +179,6 @@ def update(course: Course) -> Report:
             files.base.parent.mkdir(exist_ok=True)
             replace(files.base, blank)
         report.moved += moved_answers.fill_in(course, pages(course), moves)
-        moved = {was[0]: number for number, was in moves.was.items() if len(was) == 1 and number in moves.whole}
+        moved = {move.was[0]: number for number, move in moves.filled.items() if len(move.was) == 1 and move.whole}
         library.renumber(course, moved, moves.changed)
     return report

@@ -1,16 +1,18 @@
-"""Write the files of the learner's library from their passed answers.
+"""Write the text of the learner's package, my_tp, from their passed answers.
 
     linear.py                     the answers to chapter 04, with the imports and helpers they use
     operators.py, blocks.py       given: small adapters for answers that later chapters call in a different way
+    demo.py, __main__.py          given: what `python -m my_tp` runs
     given/tensor_sharding.py      given: the course's code that the answers use (see given_code.py)
 
-If a later chapter imports from tplab what the learner wrote in an earlier one, the library uses the learner's answer
-instead. An answer that hasn't passed yet is borrowed, which means that its name is still imported from the course. So
-the package needs tplab until every answer that it uses is written.
+If a later chapter imports from tplab what the learner wrote in an earlier one, the package uses the learner's answer
+instead. An answer that hasn't passed yet is borrowed, which means that its name still comes from the course. So the
+package needs tplab until every answer that it uses is written.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 from tplab.course.learn.course_files import Course, all_chapters, chapter
 from tplab.course.learn.given_code import GIVEN, PACKAGE, CannotCopy, Part, copies, find_part
@@ -42,7 +44,7 @@ REPLACED = {
     "transformer": ("10.3", ""),
     "allreduce_sequence_parallel_gradients": ("12.3", "blocks"),
 }
-TEMPLATES = ("operators", "blocks")
+ADAPTERS = ("operators", "blocks")
 
 # What `python -m my_tp` can run -> the exercises whose answers it needs, and the description that the learner sees
 DEMOS = {
@@ -68,23 +70,21 @@ GIVEN_FOR_TRAINING = (
     Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"),
     Part("tplab.capstone.loop", "Functions"), Part("tplab.capstone.loop", "train"),
 )  # fmt: skip
+_TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py imports, directly or indirectly
 
 
-@dataclass
-class Imports:
+@dataclass(frozen=True)
+class _Imports:
     """The imports of a chapter's module.
 
-    lines:     the import statements in four groups: from __future__, other packages, the library and the course
-    parts:     the parts of the given code and of the templates that it imports
+    texts:     import statements that import one name each
+    parts:     the parts of the given code and of the adapters that it imports
     borrowed:  exercise of an earlier chapter that isn't written yet -> the names that the module needs from it
     """
 
-    lines: list[set[str]] = field(default_factory=lambda: [set(), set(), set(), set()])
-    parts: list[Part] = field(default_factory=list)
-    borrowed: dict[str, list[str]] = field(default_factory=dict)
-
-    def text(self) -> str:
-        return "\n\n".join(joined_imports(block) for block in self.lines if block)
+    texts: set[str]
+    parts: list[Part]
+    borrowed: dict[str, list[str]]
 
 
 def module_name(chapter: int) -> str:
@@ -102,8 +102,14 @@ def chapters_of(exercises: Iterable[str]) -> list[int]:
     return sorted({chapter_of(exercise) for exercise in exercises})
 
 
-def library_files(course: Course, written: dict[str, Passage], dates: dict[str, str]) -> dict[str, str]:
-    """Return the text of each file in the package.
+def names_of(course: Course, number: int) -> dict[str, list[str]]:
+    """Return the names that a chapter's checks receive, by exercise: {"4.3": ["shard", "unshard"], ...}."""
+    cells = read_notebook(chapter(course, number).reference)
+    return {cell.marks["check"]: passed_names(cell.source) for cell in cells if "check" in cell.marks}
+
+
+def files(course: Course, written: Mapping[str, Passage], dates: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of each file in the package, as {"linear.py": ..., "given/tensor_sharding.py": ...}.
 
     written:  the passed answers by exercise
     dates:    when each of them passed
@@ -113,9 +119,9 @@ def library_files(course: Course, written: dict[str, Passage], dates: dict[str, 
     parts += [Part(f"{PACKAGE}.demo", name) for name in [*runs, *(["main"] if runs else [])]]
     texts = {"__main__.py": "from .demo import main\n\nmain()\n"} if runs else {}
     for number in chapters_of(written):
-        imports = imports_of(number, written)
+        imports = _imports_of(number, written)
         parts += imports.parts
-        texts[module_name(number)] = _module_text(number, course, written, dates, imports)
+        texts[module_name(number)] = _module_text(number, course, written, dates, imports.texts)
     given = copies(parts)
     if any(name.startswith(GIVEN) for name in given):
         given[f"{GIVEN}/__init__.py"] = (
@@ -124,56 +130,47 @@ def library_files(course: Course, written: dict[str, Passage], dates: dict[str, 
     return {**texts, **given, "__init__.py": _package_text(written, given)}
 
 
-def imports_of(number: int, written: dict[str, Passage]) -> Imports:
-    """Return the imports of a chapter's module, with earlier answers in place of what it imports from tplab."""
-    found = Imports()
-    future, others, own, courses = found.lines
-    for text in (text for exercise in written if chapter_of(exercise) == number for text in written[exercise].imports):
-        if text.startswith("from __future__"):
-            future.add(text)
-            continue
-        if not text.startswith(("from tplab", "import tplab")):
-            others.add(text)
-            continue
-        module, _, bound = text.removeprefix("from ").partition(" import ")
-        name, _, alias = bound.partition(" as ")
-        exercise, place = REPLACED.get(name, ("", ""))
-        if exercise and chapter_of(exercise) <= number and (not place or chapter_of(exercise) < number):
-            if exercise not in written:
-                names = found.borrowed.setdefault(exercise, [])
-                names += [] if name in names else [name]
-                courses.add(text)
-            elif place in TEMPLATES:
-                part = Part(f"{PACKAGE}.{place}", name)
-                found.parts.append(part)
-                own.add(part.imported(name=alias))
-            else:
-                own.add(f"from .{place} import {bound}")
-            continue
-        try:
-            part = find_part(module, name)
-            copies([part])
-        except CannotCopy:
-            courses.add(text)
-        else:
-            found.parts.append(part)
-            own.add(part.imported(name=alias))
-    return found
-
-
-def names_of(course: Course, number: int) -> dict[str, list[str]]:
-    """Return the names that a chapter's checks receive, by exercise: {"4.3": ["shard", "unshard"], ...}."""
-    cells = read_notebook(chapter(course, number).reference)
-    return {cell.marks["check"]: passed_names(cell.source) for cell in cells if "check" in cell.marks}
-
-
-def borrowed(course: Course, number: int, written: dict[str, Passage]) -> dict[str, list[str]]:
+def borrowed(course: Course, number: int, written: Mapping[str, Passage]) -> dict[str, list[str]]:
     """Return the exercises that a chapter's passed answers use but that haven't passed, and the names it uses."""
-    lacking = imports_of(number, written).borrowed
+    lacking = _imports_of(number, written).borrowed
     return {exercise: lacking[exercise] for exercise in in_order(lacking)} | _of_same_chapter(course, number, written)
 
 
-def _of_same_chapter(course: Course, number: int, written: dict[str, Passage]) -> dict[str, list[str]]:
+def is_enough_to_train(course: Course, written: Mapping[str, Passage]) -> bool:
+    """Return whether train.py can run, because everything that it imports is written and borrows nothing."""
+    if not written.keys() >= {*FOR_TRAINING}:
+        return False
+    return not any(borrowed(course, number, written) for number in chapters_of(written) if number in _TRAINS)
+
+
+def _imports_of(number: int, written: Mapping[str, Passage]) -> _Imports:
+    """Return the imports of a chapter's module, with earlier answers in place of what it imports from tplab."""
+    found = _Imports(set(), [], {})
+    given = [text for exercise in written if chapter_of(exercise) == number for text in written[exercise].imports]
+    for text in given:
+        module, _, bound = text.removeprefix("from ").partition(" import ")
+        name, _, alias = bound.partition(" as ")
+        exercise, place = REPLACED.get(name, ("", ""))
+        part = None
+        if not text.startswith(("from tplab", "import tplab")):
+            pass
+        elif exercise and chapter_of(exercise) <= number and (not place or chapter_of(exercise) < number):
+            if exercise not in written:
+                found.borrowed[exercise] = list(dict.fromkeys([*found.borrowed.get(exercise, []), name]))
+            elif place in ADAPTERS:
+                part = Part(f"{PACKAGE}.{place}", name)
+            else:
+                text = f"from .{place} import {bound}"
+        else:
+            with suppress(CannotCopy):  # then it's imported from tplab
+                copies([find_part(module, name)])
+                part = find_part(module, name)
+        found.texts.add(part.imported(name=alias) if part else text)
+        found.parts.extend([part] if part else [])
+    return found
+
+
+def _of_same_chapter(course: Course, number: int, written: Mapping[str, Passage]) -> dict[str, list[str]]:
     used = {name for exercise in written if chapter_of(exercise) == number for name in written[exercise].used}
     found = {
         exercise: [name for name in names if name in used]
@@ -183,36 +180,24 @@ def _of_same_chapter(course: Course, number: int, written: dict[str, Passage]) -
     return {exercise: names for exercise, names in found.items() if names}
 
 
-def is_enough_to_train(course: Course, written: dict[str, Passage]) -> bool:
-    """Return whether train.py can run, because everything that it imports is written and borrows nothing."""
-    if not written.keys() >= {*FOR_TRAINING}:
-        return False
-    return not any(borrowed(course, number, written) for number in chapters_of(written) if number in _TRAINS)
-
-
-_TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py imports, directly or indirectly
-
-
 def _module_text(
-    number: int, course: Course, written: dict[str, Passage], dates: dict[str, str], imports: Imports
+    number: int, course: Course, written: Mapping[str, Passage], dates: Mapping[str, str], imports: set[str]
 ) -> str:
     mine = {exercise: written[exercise] for exercise in in_order(written) if chapter_of(exercise) == number}
     title = all_chapters(course)[number].title(read_notebook(chapter(course, number).reference))
     lacking = _of_same_chapter(course, number, written)
     if lacking:
-        imports.lines[3].add("from tplab.course.learn.borrow import borrow")
+        imports = imports | {"from tplab.course.learn.borrow import borrow"}
     chapter_name = "The start page" if number == START_NUMBER else f"Chapter {number:02d}"
     heading = f'"""{chapter_name}, {title}: written by me, and checked on real ranks."""'
-    parts = ["\n\n".join(part for part in (heading, imports.text()) if part)]
+    parts = ["\n\n".join(filter(None, [heading, joined_imports(imports)]))]
     for exercise, names in lacking.items():
         comment = f"# Borrowed from the course until exercise {exercise} passes"
         parts.append("\n".join([comment, *(f'{name} = borrow("{exercise}", "{name}")' for name in names)]))
-    seen: set[str] = set()
+    helpers: set[str] = set()
     for exercise, passage in mine.items():
-        for helper in passage.helpers:
-            if helper not in seen:
-                seen.add(helper)
-                parts.append(helper)
+        parts += [helper for helper in passage.helpers if helper not in helpers]
+        helpers |= {*passage.helpers}
         parts += [f"# Exercise {exercise}, passed on {dates[exercise]}", *passage.code]
     return "\n\n\n".join(parts) + "\n"
 
