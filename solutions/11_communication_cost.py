@@ -29,6 +29,7 @@ from tplab.course import check, predict, symptoms
 from tplab.gpt import ParallelGPT
 from tplab.memory import GPTConfig
 from tplab.runtime import slow_link
+from tplab.tensor import copy_to_region
 from tplab.trace import trace_rank
 
 # %% [markdown]
@@ -58,9 +59,7 @@ def run_layer(layer, bandwidth=0.4e9):  # the fastest of five runs, because othe
 
 
 def waiting(x, weight):
-    x = x.view_as(x)
-    x.register_hook(dist.all_reduce)  # with view_as, this is f: it sums dx over the ranks, in the backward pass
-    return x @ weight.T
+    return copy_to_region(x) @ weight.T  # f and the matmul, as in chapter 04
 
 
 before = run_layer(waiting)
@@ -189,7 +188,7 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# In the last two rows, the link isn't slowed down, so these rows show what you really gain on this machine. When two processes on the same machine send each other a message, the cores have to copy it from one place in memory to another. The same cores also compute the matmuls, so a layer that waits less isn't necessarily faster.
+# In the last two rows, the link isn't slowed down, so these rows show what you really gain on this machine. When two processes on the same machine send each other a message, the cores have to copy it from one place in memory to another. The same cores also compute the matmuls, so a layer that waits less isn't necessarily faster. (Some of your gain has nothing to do with waiting. In the backward pass, chapter 04's layer copies the gradient of $x$ before it sums it, and your layer doesn't.)
 #
 # On GPUs, you can gain more from hiding your messages. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
 #
