@@ -445,7 +445,7 @@ def show_heads(p, num_kv_heads):
     return viz.heads(held, title=f"8 query heads, {num_kv_heads} key and value heads, p = {p}")
 
 
-viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 2, "num_kv_heads": 8})
+viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 4, "num_kv_heads": 2})
 
 # %% [markdown]
 # A head can't be split, so several ranks hold **copies** of the same key head. But each copy is only used by the queries on its own rank.

@@ -437,7 +437,7 @@ target = torch.randint(8, (6,), generator=generator)
 compare(as_shipped, logits, target)
 
 # %% [markdown]
-# You don't need to know the correct loss to see that something is wrong. The two ranks have computed two different losses for the same token, and that can't be right.
+# You don't need to know the correct loss to see that something is wrong. The two ranks have computed two different losses for the same tokens, and that can't be right.
 #
 # **Predict.** Would you have noticed this bug in the first loss of a training run? Suppose all logits are 0. Do the ranks agree on the loss, and is the loss correct? (Write `True` or `False` for each question.)
 

@@ -42,7 +42,7 @@ predict("10.a", before_g=(7, 10), rank_0_only=(4, 6), dx_on_rank_1=0)
 def add_residual():
     rank = dist.get_rank()
     x = torch.tensor([3.0, 4.0], device=device(), requires_grad=True)
-    y = torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device())[rank]  # this rank's term of the block's output
+    y = torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device())[rank]  # this rank's partial sum of the block's output
     streams = {
         "after g": x + reduce_from_region(y),
         "before g": reduce_from_region(x + y),

@@ -17,7 +17,7 @@ progress()
 # %% [markdown]
 # ## The chapters
 #
-# Start with **[a first taste](start.ipynb)**, which takes fifteen minutes. After that, each chapter takes 60 to 90 minutes including its exercises. All the chapters together take about 20 hours. The chapters build on each other, so it's best to work through them in order. But if you get stuck, you can still move on, because every chapter comes with ready-made versions of everything that the earlier chapters build.
+# Start with **[a first taste](start.ipynb)**, which takes fifteen minutes. After that, each chapter takes 60 to 90 minutes including its exercises. All the chapters together take about 20 hours, and the optional sections of chapters 01, 04, 06, 10, and 13 add about one more hour. The chapters build on each other, so it's best to work through them in order. But if you get stuck, you can still move on, because every chapter comes with ready-made versions of everything that the earlier chapters build.
 #
 # | | chapter | you build | exercises, and time for the chapter |
 # |---|---|---|---|

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 
 from tplab.viz.colors import FAINT, INK, rank_color, tint
 
@@ -245,7 +245,14 @@ def arrow(x1: float, y1: float, x2: float, y2: float, color: str, stroke: float 
 
 def dot(said: str, color: str) -> str:
     """Draw a number that travels, around (0, 0)."""
-    return f'<circle r="16" fill="{color}"/>' + text(0, 5, said, color="#FFFFFF", anchor="middle", bold=True)
+    return f'<circle r="16" fill="{color}"/>' + text(0, 5, said, color=ink_on(color), anchor="middle", bold=True)
+
+
+def ink_on(color: str) -> str:
+    """Return white or dark ink, whichever is easier to read on this color."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+    return "#FFFFFF" if luminance < 0.18 else INK  # the contrast to white is as large as to black
 
 
 def rank_tint(rank: int, strength: float = 0.32) -> str:

@@ -6,7 +6,7 @@ The numbers come from a run on two real ranks. The loss and the gradient are tho
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SMALL, WIDTH, Movie, box, dot, line, number, text
+from pictures.moving.animation import BACKWARD, SMALL, WIDTH, Movie, box, dot, ink_on, line, number, text
 from tplab import device, launch, record
 from tplab.tensor import reduce_from_region, shard, vocab_parallel_cross_entropy
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color
@@ -137,7 +137,7 @@ def _pill(said: str, color: str) -> str:
     if len(said) < 4:
         return dot(said, color)
     return box(-24, -15, 48, 30, color, stroke=0, radius=15) + text(
-        0, 5, said, color="#FFFFFF", anchor="middle", bold=True
+        0, 5, said, color=ink_on(color), anchor="middle", bold=True
     )
 
 

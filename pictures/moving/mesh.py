@@ -7,7 +7,7 @@ chapter 14.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SMALL, Movie, box, line, text
+from pictures.moving.animation import BACKWARD, SMALL, Movie, box, ink_on, line, text
 from tplab import launch, record
 from tplab.cluster import Training3D
 from tplab.common import corpus
@@ -100,7 +100,7 @@ def _rank(made: Movie, rank: int) -> None:
     place = GRID.place(rank)
     color = rank_color(2 * place.pp + place.tp)  # ranks with the same weights have the same color
     drawn = f'<circle r="{RADIUS}" fill="{color}" stroke="{INK}"/>'
-    drawn += text(0, 5, str(rank), color="#FFFFFF", anchor="middle", bold=True)
+    drawn += text(0, 5, str(rank), color=ink_on(color), anchor="middle", bold=True)
     made.piece(drawn, *_at(rank)).fade(0, 1).move(TURN, TURN + 1, *_at(rank, turned=True))
 
 

@@ -107,8 +107,8 @@ def movie() -> Movie:
         SECONDS,
         "A training step of a transformer layer on two ranks",
         f"The stream of a single token with two features. It starts as x = {_said(one['x'])} on both ranks. The "
-        "attention reads a copy of it: norm, f, and then each rank computes its own term, "
-        f"{_said(one['term'][0])} and {_said(other['term'][0])}. g adds the terms (message 1), the bias is added once, "
+        "attention reads a copy of it: norm, f, and then each rank computes a partial sum, "
+        f"{_said(one['term'][0])} and {_said(other['term'][0])}. g adds the two (message 1), the bias is added once, "
         f"and the stream becomes {_said(one['y'])}. The MLP does the same (message 2), and the stream becomes "
         f"z = {_said(one['z'])}. Backward, the gradient goes through g without a message, each rank gets a partial "
         "gradient, and f adds the two (messages 3 and 4). In the end, dx = "
@@ -220,7 +220,7 @@ def _tell(made: Movie) -> None:
     told = {
         0.0: "The stream, the same on both ranks.",
         0.7: "A copy of it goes through the norm and f, without a message.",
-        2.0: "Each rank has a term, and g adds the terms.",
+        2.0: "Each rank has a partial sum, and g adds the two.",
         2.8: "The bias is added once, and the sum goes back into the stream.",
         3.6: "The MLP does the same.",
         6.4: "Backward, the gradient goes straight through g.",

@@ -23,8 +23,9 @@ class Table:
     def _repr_html_(self) -> str:
         def cells(row: Sequence[str], tag: str) -> str:
             sides = ["right" if right else "left" for right in self.numeric]
+            space = "pre" if tag == "td" else "pre-wrap"  # in a narrow window, only the names of the columns wrap
             return "".join(
-                f'<{tag} style="text-align: {side}; padding: 0.2em 0.9em; white-space: pre;">{escape(text)}</{tag}>'
+                f'<{tag} style="text-align: {side}; padding: 0.2em 0.9em; white-space: {space};">{escape(text)}</{tag}>'
                 for text, side in zip(row, sides, strict=True)
             )
 

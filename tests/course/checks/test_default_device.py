@@ -1,5 +1,8 @@
 """A tensor on the default device is noticed where the device of the input is meant, and nowhere else."""
 
+import warnings
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -60,6 +63,30 @@ WRONG = {
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG])
 def test_only_a_tensor_on_the_cpu_is_noticed(name):
     assert ("on the CPU" in marks((RIGHT | WRONG)[name])) == (name in WRONG)
+
+
+@pytest.fixture
+def every_warning():
+    """Torch otherwise shows some warnings only once per process."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.usefixtures("every_warning")
+def test_a_warning_names_the_line_that_called_the_operator():
+    def reverses_the_shape(x):
+        return x.T
+
+    shown = warnings.showwarning
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for mode in (nullcontext(), DefaultDevice()):
+            with mode:
+                reverses_the_shape(torch.ones(2, 3, 4))
+    line = reverses_the_shape.__code__.co_firstlineno + 1
+    assert [(one.filename, one.lineno) for one in seen] == [(__file__, line)] * 2
+    assert warnings.showwarning is shown
 
 
 TWICE = OnRanks(

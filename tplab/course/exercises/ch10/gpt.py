@@ -218,7 +218,7 @@ exercise(
             without=tuple(Twin), part="ParallelGPT", of="ParallelGPT",
         ),
         OnRanks(
-            of="init_std", cases=[Depth(2), Depth(12), Depth(3, std=0.1)], run=run_std, right=right_std,
+            of="init_std", cases=[Depth(2), Depth(1), Depth(3, std=0.1)], run=run_std, right=right_std,
             world_sizes=(1,), without=tuple(Twin), part="init_std",
         ),
     ],
