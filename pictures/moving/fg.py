@@ -7,14 +7,13 @@ with the weight w that is replicated, and one step of SGD.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, FORWARD, SMALL, Movie, arrow, box, dot, line, number, rank_tint, text
+from pictures.moving.animation import BACKWARD, FORWARD, SECONDS, SMALL, Movie, box, dot, line, number, rank_tint, text
 from tplab import device, launch
 from tplab.tensor import copy_to_region, reduce_from_region
 from tplab.viz.colors import FAINT, INK, rank_color
 
 W, A, RATE = 2.0, (3.0, -5.0), 0.05
 RANKS = (0, 1)
-SECONDS = 12
 
 # The columns of the picture, from left to right: boxes and bars, and between them places for a blue and a red number
 BELOW, F, SHARD, G, LOSS = (22, 118), (214, 246), (342, 462), (558, 590), (686, 740)  # left and right ends
@@ -45,12 +44,7 @@ def one_step(with_f: bool) -> dict[str, float]:
 
 def movie() -> Movie:
     right, wrong = (launch(one_step, len(RANKS), args=(with_f,)) for with_f in (True, False))
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "f and g, forward and backward",
-        _description(right, wrong),
-    )
+    made = Movie(HEIGHT, "f and g, forward and backward")
     for body in _network(TOP, with_f=True):
         made.draw(body)
     for column, said in ((BELOW, "layer below"), (SHARD, "sharded layers"), (LOSS, "loss")):
@@ -60,18 +54,6 @@ def movie() -> Movie:
     _without_f(made, wrong)
     _tell(made, right, wrong)
     return made
-
-
-def _description(right: list[dict], wrong: list[dict]) -> str:
-    z, dx = number(right[0]["z"]), number(right[0]["dx"])
-    partial, arrived = (_two(right, name) for name in ("partial", "dcopied"))
-    return (
-        f"Forward, f passes x = {number(right[0]['x'])} on to both ranks without a message. Their shards turn it into "
-        f"{partial}, and g adds these to {z} with an all-reduce. Backward, g passes {number(right[0]['dz'])} on "
-        f"without a message. {arrived} arrive at f, which adds them to {dx} with an all-reduce, so both copies of the "
-        f"layer below take the same step. Without f, one copy gets {number(wrong[0]['dx'])} and the other "
-        f"{number(wrong[1]['dx'])}, and they drift apart."
-    )
 
 
 def _two(results: list[dict], name: str) -> str:
@@ -160,11 +142,8 @@ def _backward(made: Movie, top: float, results: list[dict]) -> None:
 
 def _message(made: Movie, top: float, bar: tuple[float, float], color: str, at: float) -> None:
     """Light up a bar while the ranks exchange numbers, with an arrow from lane to lane on either side of its name."""
-    x, upper, lower = sum(bar) / 2, _wire(top, 0), _wire(top, 1)
-    middle = (upper + lower) / 2
-    arrows = arrow(x, middle - 16, x, upper + 12, color, 4, 7) + arrow(x, middle + 16, x, lower - 12, color, 4, 7)
-    frame = box(bar[0], upper - 30, bar[1] - bar[0], lower - upper + 60, "none", color, 3)
-    made.piece(frame + arrows).show(at)
+    upper, height = _wire(top, 0) - 30, LANE + 68
+    made.message((bar[0], upper, bar[1] - bar[0], height), upper + height / 2, color, at, 16, 39, 4, 7)
 
 
 def _label(made: Movie, bar: tuple[float, float], y: float, said: str, color: str, at: float) -> None:

@@ -11,20 +11,32 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pictures.moving.animation import BACKWARD, FORWARD, SMALL, WIDTH, Movie, Piece, arrow, box, line, rank_tint, text
+from pictures.moving.animation import (
+    BACKWARD,
+    FORWARD,
+    SECONDS,
+    SMALL,
+    WIDTH,
+    Lanes,
+    Movie,
+    Piece,
+    box,
+    line,
+    rank_tint,
+    text,
+)
 from tplab import device, launch, record
 from tplab.tensor import ColumnParallelLinear, RowParallelLinear
 from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
 
 TOKENS, HIDDEN, INNER = 4, 4, 8
 RANKS = (0, 1)
-SECONDS = 12
 # The pieces move as in the picture that ends with the joining. Without the joining, these times become those below,
 # so that there is time to read each of the four captions
 JOINED, APART = (0, 2.9, 5.4, 7.1, 9), (0, 3, 6, 9, SECONDS)
 
 UNIT = 8  # pixels per element
-TITLES, TOP, LANE, HEIGHT = 54, 90, 124, 430  # TITLES: the baseline of the layers' names
+HEIGHT, TITLES, LANES = 430, 54, Lanes(90, 124, 8)  # TITLES: the baseline of the layers' names
 BLUE_ROW, RED_ROW = 50, 96  # below the top of a lane: where tiles travel forward and backward
 BAR = 22  # the width of f, gather, scatter and g
 
@@ -70,19 +82,7 @@ def movie(joined: bool = False) -> Movie:
     column, row, both = traffic["column"], traffic["row"], traffic["joined"]
     before = sum(sum(part.values()) for one in (column, row) for part in (one.forward, one.backward))
     after = sum(both.forward.values()) + sum(both.backward.values())
-    end = (
-        f" Joined, the layers need neither gather nor scatter: {before} bytes become {after}, one all-reduce each way."
-    )
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "A column-parallel and a row-parallel layer",
-        f"Column-parallel layer: every rank has X and multiplies it by its columns of A, which gives a slice of Y. "
-        f"Gather collects the slices ({_said(column.forward)}). Backward, each rank gets a term of dX, and f adds the "
-        f"terms ({_said(column.backward)}). The row-parallel layer is the mirror image: scatter takes a slice of Y, "
-        f"each rank computes a term of Z, and g adds the terms ({_said(row.forward)}); backward, scatter collects the "
-        f"slices of dY ({_said(row.backward)})." + end * joined,
-    )
+    made = Movie(HEIGHT, "A column-parallel and a row-parallel layer")
     _lanes(made)
     left = _column_layer(made, column)
     right = _row_layer(made, row)
@@ -114,13 +114,13 @@ def _column_layer(made: Movie, seen: Traffic) -> Layer:
     assert (seen.shapes["in"], seen.shapes["weight"]) == ([TOKENS, HIDDEN], [INNER // 2, HIDDEN])  # torch's [out, in]
     wide, narrow = INNER, INNER // 2
     for rank in RANKS:
-        y = _lane(rank)
+        y = LANES.top(rank)
         there.stays += [_wires(made, y, X + 16, Y_SHARD + 16), _weight(made, rank, A, "A", columns=True)]
         there.fades.append(_wires(made, y, Y_SHARD + 16, Y + 32))
     there.stays += _bar(made, F, "f", (1.0, {}), (4.85, seen.backward))
     there.fades += _bar(made, GATHER, "gather", (2.1, seen.forward), (3.6, {}))
     for rank in RANKS:
-        y, slice_ = _lane(rank), rank_tint(rank)
+        y, slice_ = LANES.top(rank), rank_tint(rank)
         # forward: X through f to A, a slice of Y, and all of Y
         x = _tile(HIDDEN, "X", FORWARD, NOBODY)
         there.stays.append(made.piece(x, X, y + BLUE_ROW).show(0.2))
@@ -151,13 +151,13 @@ def _row_layer(made: Movie, seen: Traffic) -> Layer:
     y_full, scatter, y_shard = MIRROR - Y - 64, MIRROR - GATHER - BAR, MIRROR - Y_SHARD - 32
     b, g, z = MIRROR - A - 64, MIRROR - F - BAR, MIRROR - X - 32
     for rank in RANKS:
-        y = _lane(rank)
+        y = LANES.top(rank)
         there.fades.append(_wires(made, y, y_full + 32, y_shard + 16))
         there.stays += [_wires(made, y, y_shard + 16, z + 16), _weight(made, rank, b, "B", columns=False)]
     there.stays += _bar(made, g, "g", (6.7, seen.forward), (7.5, {}))
     there.fades += _bar(made, scatter, "scatter", (5.9, {}), (8.2, seen.backward))
     for rank in RANKS:
-        y, slice_ = _lane(rank), rank_tint(rank)
+        y, slice_ = LANES.top(rank), rank_tint(rank)
         there.fades.append(made.piece(_tile(wide, "Y", FORWARD, NOBODY), y_full, y + BLUE_ROW).show(5.4))
         shard = _tile(narrow, f"Y{'₀₁'[rank]}", FORWARD, slice_)
         there.stays.append(made.piece(shard, scatter - 5, y + BLUE_ROW).show(5.5).move(5.6, 5.9, y_shard))
@@ -182,7 +182,7 @@ def _row_layer(made: Movie, seen: Traffic) -> Layer:
 
 def _lanes(made: Movie) -> None:
     for rank in RANKS:
-        made.lane(rank, _lane(rank), LANE, label=(15, 18), strength=0.16)
+        made.lane(rank, LANES, label=(15, 18), strength=0.16)
     told = (
         "gray: same on both ranks",
         "rank color: own slice",
@@ -191,10 +191,6 @@ def _lanes(made: Movie) -> None:
     )
     legend = "   ·   ".join(told)
     made.draw(text(WIDTH / 2, HEIGHT - 10, legend, size=SMALL, color=FAINT, anchor="middle"))
-
-
-def _lane(rank: int) -> float:
-    return TOP + rank * (LANE + 8)
 
 
 def _wires(made: Movie, y: float, left: float, right: float) -> Piece:
@@ -214,7 +210,7 @@ def _tile(columns: int, name: str, color: str, fill: str, dashed: bool = False) 
 
 def _weight(made: Movie, rank: int, left: float, name: str, columns: bool) -> Piece:
     """Draw a full weight with this rank's half filled: its columns, or else its rows."""
-    y = _lane(rank)
+    y = LANES.top(rank)
     wide, high = (64, 32) if columns else (32, 64)
     x, top = left + (64 - wide) / 2, y + 80 - high / 2
     half = (wide / 2, high) if columns else (wide, high / 2)
@@ -230,24 +226,18 @@ def _bar(
     made: Movie, x: float, name: str, forward: tuple[float, dict[str, int]], backward: tuple[float, dict[str, int]]
 ) -> list[Piece]:
     """Draw an operator across both lanes, and what it sends each way from the given time on."""
-    top, bottom, middle = _lane(0) + 26, _lane(1) + LANE - 6, _lane(1) - 4
+    bar = x, LANES.top(0) + 26, BAR, LANES.bottom(1) - LANES.top(0) - 32
     pieces = [
-        made.piece(box(x, top, BAR, bottom - top)).fade(0, 1),
-        made.piece(text(x + BAR / 2, TOP - 8, name, anchor="middle", bold=True)).fade(0, 1),
+        made.piece(box(*bar)).fade(0, 1),
+        made.piece(text(x + BAR / 2, LANES.first - 8, name, anchor="middle", bold=True)).fade(0, 1),
     ]
     for (time, collectives), color, below in ((forward, FORWARD, 22), (backward, BACKWARD, 42)):
         if collectives:
             ((_, size),) = collectives.items()
             thickness = size / 16
-            head = 4 + thickness / 2
-            arrows = [
-                arrow(x + BAR / 2, middle + s * 2, x + BAR / 2, middle + s * 30, color, thickness, head)
-                for s in (-1, 1)
-            ]
-            frame = box(x, top, BAR, bottom - top, "none", color, 3)
-            pieces.append(made.piece(frame + "".join(arrows)).show(time))
+            pieces.append(made.message(bar, LANES.between(), color, time, 2, 30, thickness, 4 + thickness / 2))
         said = _said(collectives) if collectives else "no message"
-        label = text(x + BAR / 2, _lane(1) + LANE + below, said, size=SMALL, color=color, anchor="middle")
+        label = text(x + BAR / 2, LANES.bottom(1) + below, said, size=SMALL, color=color, anchor="middle")
         pieces.append(made.piece(label).show(time))
     return pieces
 
@@ -269,7 +259,7 @@ def _separate(made: Movie) -> None:
         (MIRROR * 3 / 4, "RowParallelLinear, input_is_parallel=False"),
     ):
         made.draw(text(x, TITLES, said, size=SMALL, color=FAINT, anchor="middle"))
-    made.draw(line(MIRROR / 2, TITLES - 12, MIRROR / 2, _lane(1) + LANE + 46))
+    made.draw(line(MIRROR / 2, TITLES - 12, MIRROR / 2, LANES.bottom(1) + 46))
     for piece in made.pieces:
         piece.opacities = [(_apart(time), value) for time, value in piece.opacities]
         piece.places = [(_apart(time), x, y) for time, x, y in piece.places]
@@ -310,4 +300,4 @@ def _tell(made: Movie, before: int, after: int, joined: bool) -> None:
         stills[9.55] = "But gather and scatter undo each other. Each rank already has the slice that B needs."
         stills[SECONDS] = f"What is left is one all-reduce each way: {after} message bytes instead of {before}."
     for time, said in stills.items():
-        made.frame(time if joined else _apart(time), said, top=TITLES - 14, height=HEIGHT - TITLES + 14)
+        made.frame(time if joined else _apart(time), said, top=TITLES - 14)
