@@ -121,6 +121,18 @@ class Movie:
         self.pieces.append(made)
         return made
 
+    def travel(
+        self, body: str, y: float, x: float, shown: float, to: float = 0, arrives: float = 0, until: float = 0
+    ) -> Piece:
+        """Add a piece that appears at the time `shown` at x, moves to `to`, arrives at a time, and vanishes at another.
+
+        Without `arrives` it stays where it is, and without `until` it doesn't vanish.
+        """
+        made = self.piece(body, x, y).show(shown)
+        if arrives:
+            made.move(shown + 0.1, arrives, to)
+        return made.hide(until) if until else made
+
     def captions(self, x: float, y: float, texts: Sequence[tuple[float, str]], **style) -> None:
         """Show one text after the other at the same place, each from its time on. The last one stays."""
         for (start, said), (end, _) in zip(texts, [*texts[1:], (0.0, "")], strict=True):

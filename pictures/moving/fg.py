@@ -60,9 +60,9 @@ def _two(results: list[dict], name: str) -> str:
     return " and ".join(number(result[name]) for result in results)
 
 
-def _sum(results: list[dict], name: str) -> str:
+def _sum(results: list[dict], name: str, total: str) -> str:
     first, second = (number(result[name]) for result in results)
-    return f"{first} + ({second})" if second.startswith("−") else f"{first} + {second}"
+    return f"{first} + {f'({second})' if second.startswith('−') else second} = {number(results[0][total])}"
 
 
 def _wire(top: float, rank: int) -> float:
@@ -116,9 +116,7 @@ def _forward(made: Movie, top: float, results: list[dict]) -> None:
         made.piece(z, sum(G) / 2, y).show(4.2).move(4.4, 4.9, BLUES[3])
     _message(made, top, G, FORWARD, 3.9)
     _label(made, F, top - 10, "forward: no message", FORWARD, 1.3)
-    _label(
-        made, G, top - 10, f"forward: all-reduce, {_sum(results, 'partial')} = {number(results[0]['z'])}", FORWARD, 3.9
-    )
+    _label(made, G, top - 10, f"forward: all-reduce, {_sum(results, 'partial', 'z')}", FORWARD, 3.9)
 
 
 def _backward(made: Movie, top: float, results: list[dict]) -> None:
@@ -135,9 +133,7 @@ def _backward(made: Movie, top: float, results: list[dict]) -> None:
     bottom = top + 2 * LANE + 8 + 22
     _message(made, top, F, BACKWARD, 7.9)
     _label(made, G, bottom, "backward: no message", BACKWARD, 6.0)
-    _label(
-        made, F, bottom, f"backward: all-reduce, {_sum(results, 'dcopied')} = {number(results[0]['dx'])}", BACKWARD, 7.9
-    )
+    _label(made, F, bottom, f"backward: all-reduce, {_sum(results, 'dcopied', 'dx')}", BACKWARD, 7.9)
 
 
 def _message(made: Movie, top: float, bar: tuple[float, float], color: str, at: float) -> None:
@@ -181,13 +177,10 @@ def _tell(made: Movie, right: list[dict], wrong: list[dict]) -> None:
         (6.4, 7.5, f"Each rank's path gives a different number: {_two(right, 'dcopied')}."),
         (7.5, 8.8, f"f adds them with an all-reduce: {dx}. Both copies of w take the same step."),
     ]
+    after = f"After one step, the copies of w are {_two(wrong, 'w')}. The ranks now train different networks."
     lower = [
         (8.8, 10.4, f"Without f, each rank goes on with its own number: {_two(wrong, 'dx')}."),
-        (
-            10.4,
-            SECONDS,
-            f"After one step, the copies of w are {_two(wrong, 'w')}. The ranks now train different networks.",
-        ),
+        (10.4, SECONDS, after),
     ]
     summary = "g sends a message forward, f sends one backward."
     made.captions(10, 28, [(start, said) for start, _, said in upper] + [(8.8, summary)], bold=True)

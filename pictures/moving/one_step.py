@@ -48,22 +48,14 @@ def run() -> dict:
     layer = ParallelTransformerLayer(2, 2, ffn_hidden_size=8, norm="rms", device=device())
     generator = torch.Generator().manual_seed(1)  # the same values on both ranks
     with torch.no_grad():
-        for param in (
-            layer.attention_norm.weight,
-            layer.mlp_norm.weight,
-            layer.attention.out.bias,
-            layer.mlp.down.bias,
-        ):
+        small = layer.attention_norm.weight, layer.mlp_norm.weight, layer.attention.out.bias, layer.mlp.down.bias
+        for param in small:
             param.copy_(torch.randn(2, generator=generator))
         for param in layer.parameters():
             param.mul_(2.5 if param.dim() == 2 else 1)  # so that no number in the picture is almost 0
     x = torch.tensor([[[3.0, 1.0]]], device=device(), requires_grad=True)
     seen: dict[str, list[Tensor]] = {name: [] for name in ("normed", "term", "sum", "gradient", "stream", "dy")}
-    for block in BLOCKS:
-        norm, last = (
-            getattr(layer, f"{block}_norm"),
-            getattr(layer, block).get_submodule("out" if block == "attention" else "down"),
-        )
+    for norm, last in ((layer.attention_norm, layer.attention.out), (layer.mlp_norm, layer.mlp.down)):
         norm.register_forward_hook(lambda _, given, out: seen["normed"].append(out))
         norm.register_forward_hook(lambda _, given, out: seen["stream"].append(watched(given[0], seen["dy"])))
         last.register_forward_hook(lambda last, given, out: seen["term"].append(F.linear(given[0], last.weight)))
@@ -151,46 +143,38 @@ def _bars(made: Movie, block: str) -> None:
 
 
 def _forward(made: Movie, rank: int, seen: dict) -> None:
-    y = LANES.top(rank)
-    streams = (seen["x"], seen["y"], seen["z"])
+    pipe, row = LANES.top(rank) + PIPE, LANES.top(rank) + ROW
+    befores, streams = (X, LEFT["attention"] + AFTER - TILE / 2), (seen["x"], seen["y"])
     for index, (block, start) in enumerate(zip(BLOCKS, (0.7, 3.6), strict=True)):
-        left, row = LEFT[block], y + ROW
-        before = X if index == 0 else LEFT["attention"] + AFTER - TILE / 2
+        left, before = LEFT[block], befores[index]
         tile = _tile(streams[index], FORWARD, "#FFFFFF")
-        made.piece(tile, before, y + PIPE).show(max(0.1, start - 0.4)).move(
-            start + 1.9, start + 2.3, left + AFTER - TILE - 6
-        ).hide(start + 2.5)
-        made.piece(tile, before, y + PIPE).show(start).move(start + 0.1, start + 0.5, left - 12, row).hide(start + 0.6)
-        normed = _tile(seen["normed"][index], FORWARD, NOBODY)
-        made.piece(normed, left - 12, row).show(start + 0.6).move(start + 0.8, start + 1.2, left + BLOCK + 3).hide(
-            start + 1.2
-        )
+        stream = made.piece(tile, before, pipe).show(max(0.1, start - 0.4))
+        stream.move(start + 1.9, start + 2.3, left + AFTER - TILE - 6).hide(start + 2.5)
+        made.piece(tile, before, pipe).show(start).move(start + 0.1, start + 0.5, left - 12, row).hide(start + 0.6)
+        normed = made.piece(_tile(seen["normed"][index], FORWARD, NOBODY), left - 12, row).show(start + 0.6)
+        normed.move(start + 0.8, start + 1.2, left + BLOCK + 3).hide(start + 1.2)
         term = _tile(seen["term"][index], FORWARD, rank_tint(rank, 0.3), dashed=True)
         made.piece(term, left + BLOCK + 3, row).show(start + 1.3).hide(start + 2.0)
-        total = _tile(seen["sum"][index], FORWARD, NOBODY)
-        made.piece(total, left + G_BAR - 8, row).show(start + 2.0).move(
-            start + 2.1, start + 2.5, left + BIAS + 17 - TILE / 2, y + PIPE
-        ).hide(start + 2.5)
-    z = _tile(seen["z"], FORWARD, "#FFFFFF")
-    made.piece(z, LEFT["mlp"] + AFTER - TILE / 2, y + PIPE).show(6.1).move(6.2, 6.5, Z).hide(6.7)
+        total = made.piece(_tile(seen["sum"][index], FORWARD, NOBODY), left + G_BAR - 8, row).show(start + 2.0)
+        total.move(start + 2.1, start + 2.5, left + BIAS + 17 - TILE / 2, pipe).hide(start + 2.5)
+    made.travel(_tile(seen["z"], FORWARD, "#FFFFFF"), pipe, LEFT["mlp"] + AFTER - TILE / 2, 6.1, Z, 6.5, 6.7)
 
 
 def _backward(made: Movie, rank: int, seen: dict) -> None:
     """The stream carries the gradient back. On the way, each block adds what f returns."""
     y = LANES.top(rank)
-    dz = seen["z"]  # because the loss is half of the sum of squares
-    made.piece(_tile(dz, BACKWARD, "#FFFFFF"), Z, y + PIPE).show(6.7).move(6.8, 7.1, LEFT["mlp"] + AFTER - TILE / 2)
-    made.pieces[-1].move(7.9, 8.4, LEFT["mlp"] - 12).hide(8.5)
+    # dz is z, because the loss is half of the sum of squares
+    dz = made.travel(_tile(seen["z"], BACKWARD, "#FFFFFF"), y + PIPE, Z, 6.7, LEFT["mlp"] + AFTER - TILE / 2, 7.1)
+    dz.move(7.9, 8.4, LEFT["mlp"] - 12).hide(8.5)
     dy = made.piece(_tile(seen["dy"], BACKWARD, "#FFFFFF"), LEFT["mlp"] - 12, y + PIPE).show(8.5)
     dy.move(8.7, 8.9, LEFT["attention"] + AFTER - TILE / 2).move(9.8, 10.3, LEFT["attention"] - 12).hide(10.4)
     for index, (block, start) in enumerate((("mlp", 7.1), ("attention", 9.0))):
-        left, row = LEFT[block], y + BACK_ROW
+        left = LEFT[block]
         around = box(left + BLOCK, y + 26, 80, 78, "none", BACKWARD, 3)
         made.piece(around).show(start).hide(start + 0.7)
-        partial = _tile(seen["gradient"][index], BACKWARD, rank_tint(rank, 0.3), dashed=True)
-        made.piece(partial, left + BLOCK + 3, row).show(start + 0.4).move(
-            start + 0.5, start + 0.9, left + F_BAR - 27
-        ).hide(start + 1.3)
+        term = _tile(seen["gradient"][index], BACKWARD, rank_tint(rank, 0.3), dashed=True)
+        way = left + BLOCK + 3, start + 0.4, left + F_BAR - 27, start + 0.9, start + 1.3
+        made.travel(term, y + BACK_ROW, *way)
         glow = box(left + NORM, y + 26, 50, 78, "none", GOLD, 4) + box(left + BIAS, y + 26, 34, 40, "none", GOLD, 4)
         made.piece(glow).show(start + 1.5)
     made.piece(_tile(seen["dx"], BACKWARD, "#FFFFFF"), LEFT["attention"] - 12, y + PIPE).show(10.4).move(10.7, 11.0, X)
