@@ -1,9 +1,8 @@
 """Data, tensor and pipeline parallelism in one picture each: what a rank has, gets and sends, and when it waits."""
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
-from tplab.viz.blocks import arrow, block, label
+from tplab.viz.blocks import arrow, block, centered, label, rectangle
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, rank_color, style, tint
 
 LAYERS = 4
@@ -41,24 +40,23 @@ def parallelism(kind: str, p: int = 4) -> Picture:
 
 def _holds(axes: Axes, kind: str, p: int, rank: int, x: float, width: float) -> None:
     """Draw a rank's layers as filled boxes, and the layers that it doesn't have as empty outlines."""
-    axes.text(x + width / 2, 0.5, f"rank {rank}", fontsize=9.5, fontweight="bold", ha="center", va="center")
+    centered(axes, x + width / 2, 0.5, f"rank {rank}", 9.5, bold=True)
     for layer in range(LAYERS):
         y = 0.66 + layer * 0.22
-        empty = Rectangle((x, y), width, 0.17, facecolor="none", edgecolor=FAINT, linewidth=0.8, linestyle=(0, (2, 2)))
-        axes.add_patch(empty)
+        rectangle(axes, x, y, width, 0.17, "none", FAINT, linestyle=(0, (2, 2)))
         if kind == "data":
             block(axes, x, y, width, 0.17, rank)
         elif kind == "tensor":
             block(axes, x + rank * width / p, y, width / p, 0.17, rank)
         elif layer * p // LAYERS == rank:
             block(axes, x, y, width, 0.17, rank)
-    axes.text(x + width / 2, 1.64, _HOLDS[kind], fontsize=8.5, ha="center", va="center")
+    centered(axes, x + width / 2, 1.64, _HOLDS[kind], 8.5)
     gets = {
         "data": "its own sequences",
         "tensor": "all sequences",
         "pipeline": f"rank {rank - 1}'s output" if rank else "all sequences",
     }[kind]
-    axes.text(x + width / 2, 1.88, gets, fontsize=8.5, ha="center", va="center")
+    centered(axes, x + width / 2, 1.88, gets, 8.5)
 
 
 def _sends(axes: Axes, kind: str, p: int, width: float) -> None:
@@ -70,12 +68,12 @@ def _sends(axes: Axes, kind: str, p: int, width: float) -> None:
             arrow(axes, (x + width - 0.2, 2.46), (x + 0.2, 2.46), color=INK)
         text = "→ activations of a micro-batch to the next rank, ← their gradients back"
     else:
-        axes.add_patch(Rectangle((first, 2.28), last - first, 0.16, facecolor=tint(INK, 0.18), edgecolor=INK, lw=0.8))
+        rectangle(axes, first, 2.28, last - first, 0.16, tint(INK, 0.18), INK)
         text = {
             "data": "all-reduce: every gradient, as large as the model, once a step",
             "tensor": "all-reduce: activations, in every layer",
         }[kind]
-    axes.text((first + last) / 2, 2.66, text, fontsize=9, ha="center", va="center")
+    centered(axes, (first + last) / 2, 2.66, text, 9)
 
 
 def _lanes(axes: Axes, kind: str, p: int) -> None:
@@ -87,14 +85,11 @@ def _lanes(axes: Axes, kind: str, p: int) -> None:
     axes.text(0.12, top + 0.125 * p - 0.01, "time →", fontsize=9.5, va="center")
     for rank, lane in enumerate(pieces):
         y = top + 0.25 * rank
-        axes.add_patch(
-            Rectangle((_LEFT, y), end * unit, 0.2, facecolor="none", edgecolor=FAINT, lw=0.8, linestyle=(0, (2, 2)))
-        )
+        rectangle(axes, _LEFT, y, end * unit, 0.2, "none", FAINT, linestyle=(0, (2, 2)))
         for at, length, name in lane:
             color = tint(INK, 0.18) if name == "" else tint(rank_color(rank), 0.3 if name[0] == "F" else 0.6)
             edge = INK if name == "" else rank_color(rank)
-            box = Rectangle((_LEFT + at * unit, y), length * unit, 0.2, facecolor=color, edgecolor=edge, linewidth=0.8)
-            axes.add_patch(box)
+            rectangle(axes, _LEFT + at * unit, y, length * unit, 0.2, color, edge)
             if name:
                 axes.text(
                     _LEFT + (at + length / 2) * unit, y + 0.1, name, fontsize=7.5, ha="center", va="center_baseline"
