@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from tplab.common import units
 from tplab.viz.blocks import arrow, centered, rectangle, text_width
-from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, on_white, rank_color, rank_fill, rank_hatch, style
+from tplab.viz.colors import FAINT, NOBODY, Picture, canvas, on_white, rank_color, rank_fill, rank_hatch, style
 
 _HEIGHT = 0.27  # height of a cell, in inches
 _MARGIN = 0.12
@@ -115,10 +115,8 @@ def _cell(axes: Axes, x: float, y: float, width: float, text: str, size: float =
         rectangle(axes, at, y, each, _HEIGHT, rank_fill(rank))
         rectangle(axes, at, y, each, _HEIGHT, "none", rank_color(rank) + "66", 0, hatch=rank_hatch(rank))
     rectangle(axes, x, y, width, _HEIGHT, "none", FAINT)
-    axes.text(
-        x + width / 2, y + _HEIGHT / 2, text, fontsize=size, ha="center", va="center_baseline",
-        color=INK, bbox=on_white(0.6) if text else None,
-    )  # fmt: skip
+    white = on_white(0.6) if text else None
+    centered(axes, x + width / 2, y + _HEIGHT / 2, text, size, va="center_baseline", bbox=white)
 
 
 def _nothing(axes: Axes, x: float, y: float, width: float) -> None:

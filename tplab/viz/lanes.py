@@ -7,7 +7,7 @@ same on every rank. Whatever belongs to the backward pass is red.
 
 from collections.abc import Sequence
 
-from tplab.viz.blocks import arrow, rectangle, text_width
+from tplab.viz.blocks import arrow, centered, rectangle, text_width
 from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, RED, WIDTH, Picture, canvas, rank_color, rank_fill, tint
 
 CELL = 0.4  # inches, like everything here: the width of an element
@@ -77,10 +77,8 @@ class Lanes:
             edge = GOLD if gold else RED
             rectangle(self.axes, x, y, width, ROW * 0.92, "none", edge, 1.8, zorder=3)
         for column, value in enumerate(values):
-            self.axes.text(
-                x + (column + 0.5) * CELL, y + 0.46 * ROW, number(value), fontsize=8, ha="center", va="center_baseline",
-                color=FAINT if faint else RED if red else INK,
-            )  # fmt: skip
+            at, ink = (x + (column + 0.5) * CELL, y + 0.46 * ROW), FAINT if faint else RED if red else INK
+            centered(self.axes, *at, number(value), 8, color=ink, va="center_baseline")
         if name:
             self.write(x + width / 2, y - 0.1, name, ha="center", color=RED if red else FAINT)
 

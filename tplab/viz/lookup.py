@@ -114,7 +114,7 @@ def _draw_row(
     for column, value in enumerate(values):
         at = x + (column + 0.5) * cell, y + 0.46 * _ROW
         color = FAINT if faint else INK
-        axes.text(*at, _text(value), fontsize=9, color=color, ha="center", va="center_baseline", bbox=on_white(0.55))
+        centered(axes, *at, _text(value), 9, color=color, va="center_baseline", bbox=on_white(0.55))
 
 
 def _owners(foreign: Sequence[Any]) -> list[int | None]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tplab.viz.blocks import block, centered, shape_text, text_width
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, on_white, style
+from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, on_white, style
 
 _MOST = 10  # the most rows and columns of a tensor that are shown; dots stand for the rest
 _CELL_HEIGHT = 0.27
@@ -116,7 +116,7 @@ def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
     for i, row in enumerate(entry.cells):
         for j, text in enumerate(row):
             at = x + (j + 0.5) * entry.cell_width, top + (i + 0.5) * _CELL_HEIGHT
-            axes.text(*at, text, fontsize=9, ha="center", va="center_baseline", color=INK, bbox=on_white(0.55))
+            centered(axes, *at, text, 9, va="center_baseline", bbox=on_white(0.55))
 
 
 def _entries(tensors: Mapping[str, Any]) -> list[_Entry]:

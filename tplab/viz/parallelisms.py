@@ -91,9 +91,7 @@ def _lanes(axes: Axes, kind: str, p: int) -> None:
             edge = INK if name == "" else rank_color(rank)
             rectangle(axes, _LEFT + at * unit, y, length * unit, 0.2, color, edge)
             if name:
-                axes.text(
-                    _LEFT + (at + length / 2) * unit, y + 0.1, name, fontsize=7.5, ha="center", va="center_baseline"
-                )
+                centered(axes, _LEFT + (at + length / 2) * unit, y + 0.1, name, 7.5, va="center_baseline")
     waits = {
         "data": "Each rank waits once, for the slowest one, until all gradients are added up (gray).",
         "tensor": "Each rank waits for all others in every layer (gray), forward and backward.",
