@@ -77,6 +77,9 @@ def test_live_memory_draws_the_meter_s_curve_its_marks_and_its_limit() -> None:
 def test_each_rank_holds_its_share_of_the_model(kind, divided) -> None:
     drawn = [patch for patch in viz.parallelism(kind).axes[0].patches if hasattr(patch, "get_width")]
     whole = next(patch.get_width() for patch in drawn if patch.get_linestyle() != "-")
+    layers = set()
     for rank in range(4):
         own = [box for box in drawn if box.get_height() == 0.17 and box.get_facecolor()[:3] == rank_fill(rank)]
         assert sum(box.get_width() for box in own) / (4 * whole) == pytest.approx(1 / 4 if divided else 1.0)
+        layers |= {box.get_y() for box in own}
+    assert len(layers) == 4, "every layer is on a rank"
