@@ -9,16 +9,15 @@ times from then on, and its row says so.
 """
 
 import argparse
-import json
+import contextlib
+import multiprocessing
 import os
-import select
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 
 from benchmarks.turns import milliseconds, ratio, table, this_machine, turns
 
@@ -33,58 +32,52 @@ class Driver:
     """A process that runs one way of launching, once per request."""
 
     def __init__(self, name: str) -> None:
-        answers, theirs = os.pipe()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the driver)
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.launch", "--drive", name, str(theirs)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs],
-            env=dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=loopback), start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-        self._answers = os.fdopen(answers, "r")
+        fresh = multiprocessing.get_context("spawn")
+        self._requests, theirs = fresh.Pipe()
+        self._process = fresh.Process(target=drive, args=(name, theirs))
+        self._process.start()
+        theirs.close()
 
     def launch(self, world_size: int) -> float:
         """Launch once, and return the seconds. Raises Failed if there was no successful launch."""
-        assert self._process.stdin
-        self._process.stdin.write(f"{world_size}\n".encode())
-        self._process.stdin.flush()
-        ready = select.select([self._answers], [], [], PATIENCE)[0]
-        line = self._answers.readline() if ready else ""
-        answer = json.loads(line) if line else {"error": f"no answer within {PATIENCE} s" if not ready else "died"}
-        if "error" in answer:
-            self._errors.seek(0)
-            print(self._errors.read().decode()[-3000:], file=sys.stderr)
-            raise Failed(answer["error"])
-        return answer["seconds"]
+        try:
+            self._requests.send(world_size)
+            if not self._requests.poll(PATIENCE):
+                raise Failed(f"no answer within {PATIENCE} s")
+            answer = self._requests.recv()
+        except (EOFError, OSError):
+            raise Failed("died") from None
+        if isinstance(answer, str):
+            raise Failed(answer)
+        return answer
 
     def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
+        self._requests.close()
+        self._process.join(20)
+        if self._process.is_alive():
             os.killpg(self._process.pid, signal.SIGKILL)  # including the ranks of a launch that hangs
-            self._process.wait()
-        self._answers.close()
-        self._errors.close()
+            self._process.join()
 
 
-def drive(name: str, answers: int) -> None:
-    """Run a driver's process: launch once for every line of stdin. The first time includes the imports."""
+def drive(name: str, requests: Connection) -> None:
+    """Run a driver's process: launch once for every request. The first time includes the imports."""
+    os.setsid()
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # some ways are talkative
+        os.dup2(quiet, stream)
     way = None
-    for line in sys.stdin:
-        begin = time.perf_counter()
-        try:
-            if way is None:
-                from benchmarks.launchers import WAYS
+    with contextlib.suppress(EOFError):
+        while world_size := requests.recv():
+            begin = time.perf_counter()
+            try:
+                if way is None:
+                    from benchmarks.launchers import WAYS
 
-                way = WAYS[name]()
-            way(int(line))
-            answer = {"seconds": time.perf_counter() - begin}
-        except Exception as error:  # including that of a launcher that isn't installed
-            answer = {"error": repr(error)}
-        os.write(answers, (json.dumps(answer) + "\n").encode())
+                    way = WAYS[name]()
+                way(world_size)
+                requests.send(time.perf_counter() - begin)
+            except Exception as error:  # including that of a launcher that isn't installed
+                requests.send(repr(error))
 
 
 class Race:
@@ -142,11 +135,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="warm launches of each way, 2 or more")
     parser.add_argument("--cold", type=int, default=3, help="first launches of each way")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--drive", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.drive:
-        drive(options.drive[0], int(options.drive[1]))
-        return
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     from benchmarks.launchers import WAYS  # here, so that a driver's first launch includes the import of torch
 
     race = Race(list(WAYS), options.ranks)

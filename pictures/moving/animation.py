@@ -7,10 +7,11 @@ so the two can't disagree.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.colors import to_hex, to_rgb
 
@@ -22,7 +23,7 @@ SIZE, SMALL = 15, 13  # font sizes in pixels; pictures may be shown somewhat sma
 WIDTH = 760
 LOOPS = 2
 FADE = 0.25  # seconds
-MOST_SECONDS = 12
+SECONDS = 12
 
 
 @dataclass
@@ -80,14 +81,33 @@ class Frame:
     height: float
 
 
-class Movie:
-    """A picture of `seconds` seconds. What is drawn later lies on top."""
+class Lanes(NamedTuple):
+    """The stripes of the ranks: where the first one starts, their height, and the space between two of them."""
 
-    def __init__(self, height: float, seconds: float, title: str, description: str, width: float = WIDTH) -> None:
-        if seconds > MOST_SECONDS:
-            raise ValueError(f"a movie of {seconds} s is longer than {MOST_SECONDS} s")
-        self.width, self.height, self.seconds = width, height, seconds
-        self.title, self.description = title, description
+    first: float
+    height: float
+    gap: float
+
+    def top(self, rank: int) -> float:
+        return self.first + rank * (self.height + self.gap)
+
+    def bottom(self, rank: int) -> float:
+        return self.top(rank) + self.height
+
+    def between(self) -> float:
+        """Return the middle of the space between the lanes of ranks 0 and 1."""
+        return self.bottom(0) + self.gap / 2
+
+
+class Movie:
+    """A picture of `SECONDS` seconds. What is drawn later lies on top.
+
+    height, width   in pixels
+    description     for readers who can't see it; "" if the captions of its stills, one after the other, say all of it
+    """
+
+    def __init__(self, height: float, title: str, description: str = "", width: float = WIDTH) -> None:
+        self.height, self.title, self.description, self.width = height, title, description, width
         self.pieces: list[Piece] = []
         self.stills: list[Frame] = []
 
@@ -101,6 +121,18 @@ class Movie:
         self.pieces.append(made)
         return made
 
+    def travel(
+        self, body: str, y: float, x: float, shown: float, to: float = 0, arrives: float = 0, until: float = 0
+    ) -> Piece:
+        """Add a piece that appears at the time `shown` at x, moves to `to`, arrives at a time, and vanishes at another.
+
+        Without `arrives` it stays where it is, and without `until` it doesn't vanish.
+        """
+        made = self.piece(body, x, y).show(shown)
+        if arrives:
+            made.move(shown + 0.1, arrives, to)
+        return made.hide(until) if until else made
+
     def captions(self, x: float, y: float, texts: Sequence[tuple[float, str]], **style) -> None:
         """Show one text after the other at the same place, each from its time on. The last one stays."""
         for (start, said), (end, _) in zip(texts, [*texts[1:], (0.0, "")], strict=True):
@@ -109,36 +141,36 @@ class Movie:
                 shown.fade(end, 0, 0.1)
 
     def frame(self, time: float, caption: str, top: float = 0, height: float | None = None) -> None:
-        """Make a still of this moment, cut out from `top` downward."""
-        self.stills.append(Frame(time, caption, top, self.height if height is None else height))
+        """Make a still of this moment, cut out from `top` downward, to the end of the picture if no height is given."""
+        self.stills.append(Frame(time, caption, top, self.height - top if height is None else height))
 
     def svg(self) -> str:
         """Return the moving picture."""
-        late = [time for piece in self.pieces for time in piece.times() if time > self.seconds]
+        late = [time for piece in self.pieces for time in piece.times() if time > SECONDS]
         if late:
             raise ValueError(f"a piece still changes at {max(late)} s, after the end")
         defined, bodies = _shared([piece.body for piece in self.pieces])
         keyframes: dict[str, str] = {}
         drawn = []
         for piece, body in zip(self.pieces, bodies, strict=True):
-            opacity, x, y = piece.at(self.seconds)
+            opacity, x, y = piece.at(SECONDS)
             if len(piece.times()) == 1:
                 drawn.append(_placed(body, x, y, opacity))
                 continue
             steps = "".join(
-                f"{_number(100 * time / self.seconds, 2)}%{{{_state(piece, time)}}}"
-                for time in [*piece.times(), self.seconds]
+                f"{_number(100 * time / SECONDS, 2)}%{{{_state(piece, time)}}}" for time in [*piece.times(), SECONDS]
             )
             name = keyframes.setdefault(steps, f"k{len(keyframes)}")
-            end = f"animation-name:{name};{_state(piece, self.seconds)}"
+            end = f"animation-name:{name};{_state(piece, SECONDS)}"
             drawn.append(_placed(f'<g class="m" style="{end}">{body}</g>', piece.x, piece.y, 1))
         style = (
-            f".m{{animation-duration:{_number(self.seconds)}s;animation-iteration-count:{LOOPS};"
+            f".m{{animation-duration:{_number(SECONDS)}s;animation-iteration-count:{LOOPS};"
             "animation-fill-mode:forwards;animation-timing-function:ease-in-out}\n"
             "@media (prefers-reduced-motion:reduce){.m{animation:none}}\n"
             + "\n".join(f"@keyframes {name}{{{steps}}}" for steps, name in keyframes.items())
         )
-        return self._document(self.height, [f"<style>{style}</style>", defined, *drawn], self.title, self.description)
+        told = self.description or " ".join(frame.caption for frame in self.stills)
+        return self._document(self.height, [f"<style>{style}</style>", defined, *drawn], self.title, told)
 
     def frames(self) -> str:
         """Return all stills in one picture, below one another, each with its number and caption."""
@@ -177,19 +209,39 @@ class Movie:
             ]
         )
 
-    def lane(
-        self, rank: int, top: float, height: float, label: tuple[float, float] = (16, 18), strength: float = 0.12
-    ) -> None:
-        """Draw the stripe of a rank across the picture, and its name, `label` to the right of and below (0, top)."""
-        self.draw(box(6, top, self.width - 12, height, rank_tint(rank, strength), stroke=0))
-        self.draw(box(6, top, 5, height, rank_color(rank), stroke=0, radius=0))
+    def lane(self, rank: int, lanes: Lanes, label: tuple[float, float] = (16, 18), strength: float = 0.12) -> None:
+        """Draw the stripe of a rank across the picture, and its name, `label` to the right of and below its corner."""
+        top = lanes.top(rank)
+        self.draw(box(6, top, self.width - 12, lanes.height, rank_tint(rank, strength), stroke=0))
+        self.draw(box(6, top, 5, lanes.height, rank_color(rank), stroke=0, radius=0))
         self.draw(text(label[0], top + label[1], f"rank {rank}", size=SMALL, bold=True))
 
-    def tell(self, told: Mapping[float, str], stills: Mapping[float, float], x: float, y: float, top: float) -> None:
-        """Show captions, each from its time on, and make stills from `top` downward. Each names its caption's time."""
-        self.captions(x, y, list(told.items()), bold=True)
-        for time, start in stills.items():
-            self.frame(time, told[start], top=top, height=self.height - top)
+    def message(
+        self, bar: tuple[float, float, float, float], middle: float, color: str, at: float,
+        near: float = -26, far: float = 26, stroke: float = 3, head: float = 8,
+    ) -> Piece:  # fmt: skip
+        """Light up a bar (x, y, width, height) while ranks exchange something, with an arrow to each of two lanes.
+
+        near, far   where an arrow starts and ends, as distances from `middle`; a negative `near` is in the other lane
+        """
+        x = bar[0] + bar[2] / 2
+        arrows = [arrow(x, middle + s * near, x, middle + s * far, color, stroke, head) for s in (-1, 1)]
+        return self.piece(box(*bar, "none", color, 3) + "".join(arrows)).show(at)
+
+    def tell(self, told: Sequence[tuple[float, float | None, str]], y: float, top: float, x: float = 10) -> None:
+        """Show captions (start, still, text), each from its start on, and make stills from `top` downward.
+
+        A caption whose still isn't None gets a still at that time.
+        """
+        self.captions(x, y, [(start, said) for start, _, said in told], bold=True)
+        for _, still, said in told:
+            if still is not None:
+                self.frame(still, said, top=top)
+
+    def count_messages(self, times: Sequence[float]) -> None:
+        """Count messages in the upper right corner, from the first time on. Each later time is that of a message."""
+        counted = [(time, f"messages: {count}") for count, time in enumerate(times)]
+        self.captions(self.width - 10, 22, counted, anchor="end", bold=True)
 
     def write(self, name: str) -> None:
         """Write the files to pictures/moving/."""

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pictures.moving.animation import BACKWARD, FORWARD, SMALL, WIDTH, Movie, arrow, box, line, rank_tint, text
+from pictures.moving.animation import BACKWARD, FORWARD, SECONDS, SMALL, Lanes, Movie, box, line, rank_tint, text
 from tplab import device, launch, record
 from tplab.tensor import ParallelAttention
 from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, rank_color
@@ -15,9 +15,8 @@ from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, rank_color
 TOKENS, HEADS = 3, 4  # each head has a single element, d = 1
 RANKS = (0, 1)
 HELD = HEADS // len(RANKS)
-SECONDS = 11
 
-HEIGHT, TOP, LANE, GAP = 452, 62, 146, 34  # GAP: the space between the two lanes, which stays empty for a long time
+HEIGHT, LANES = 452, Lanes(62, 146, 34)  # the space between the two lanes stays empty for a long time
 CELL = 15  # pixels per token, or per element of a token
 FORWARD_ROW, BACKWARD_ROW = 64, 122  # below the top of a lane: the middle of the tiles that travel each way
 BAR = 22  # the width of f and g
@@ -51,17 +50,7 @@ def movie() -> Movie:
     ranks = launch(run, len(RANKS))
     size = ranks[0]["bytes of x"]
     assert ranks[0]["forward"] == ranks[0]["backward"] == {"all_reduce": size}
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "Attention with four heads on two ranks",
-        "Forward, f passes X on to both ranks without a message. Each rank computes the queries, keys and values of "
-        "its own two heads, the scores, and the weights. Nothing is sent. Then each rank multiplies its heads' outputs "
-        f"by its rows of the output weight and gets a term of Z, and g adds the terms (all-reduce, {size} bytes). "
-        "Backward, g passes dZ on without a message. Each rank gets a term of dX, and f adds the terms (all-reduce, "
-        f"{size} bytes). The MLP of chapter 05 has the same outline: a matrix split by columns, something that each "
-        "rank does on its own, and a matrix split by rows.",
-    )
+    made = Movie(HEIGHT, "Attention with four heads on two ranks")
     for rank in RANKS:
         _lane(made, rank)
     _bar(made, F, "f", (0.6, "no message"), (8.4, f"all-reduce, {size} bytes"))
@@ -69,34 +58,27 @@ def movie() -> Movie:
     for rank in RANKS:
         _forward(made, rank, ranks[rank]["weights"])
         _backward(made, rank)
-    _counter(made)
+    made.count_messages((0.2, 5.9, 8.4))
+    made.captions(MIDDLE, LANES.between() + 5, [(1.9, "no messages here")], anchor="middle", color=FAINT, bold=True)
     _ghost(made)
     _tell(made)
     return made
-
-
-def _top(rank: int) -> float:
-    return TOP + rank * (LANE + GAP)
 
 
 def _head_color(rank: int, head: int) -> str:
     return rank_tint(rank, 0.3 + 0.4 * head)
 
 
-def _tile(columns: float, name: str, color: str, fill: str, dashed: bool = False, stripes: tuple[str, ...] = ()) -> str:
+def _tile(columns: float, name: str, color: str, fill: str, dashed: bool = False) -> str:
     """Draw a tensor with a row per token, its left edge at x = 0 and its middle at y = 0."""
     width, height = columns * CELL, TOKENS * CELL
-    drawn = "".join(
-        box(place * width / len(stripes), -height / 2, width / len(stripes), height, each, stroke=0, radius=0)
-        for place, each in enumerate(stripes)
-    )
-    drawn += box(0, -height / 2, width, height, "none" if stripes else fill, color, 2, radius=2, dashed=dashed)
+    drawn = box(0, -height / 2, width, height, fill, color, 2, radius=2, dashed=dashed)
     return drawn + text(width / 2, 5, name, size=SMALL, color=color, anchor="middle", bold=True)
 
 
 def _lane(made: Movie, rank: int) -> None:
-    y = _top(rank)
-    made.lane(rank, y, LANE)
+    y = LANES.top(rank)
+    made.lane(rank, LANES)
     for row, color in ((FORWARD_ROW, "#9DB8D0"), (BACKWARD_ROW, "#DDB0AC")):
         made.draw(line(X, y + row, Z + 50, y + row, color))
     for left, name in ((WEIGHT, "Wqkv"), (OUT, "Wo")):
@@ -109,19 +91,18 @@ def _lane(made: Movie, rank: int) -> None:
 
 def _bar(made: Movie, x: float, name: str, forward: tuple[float, str], backward: tuple[float, str]) -> None:
     """Draw an operator across both lanes, and say what it sends each way from the given time on."""
-    top, bottom, middle = _top(0) + 22, _top(1) + LANE - 4, TOP + LANE + GAP / 2
-    made.draw(box(x, top, BAR, bottom - top))
-    made.draw(text(x + BAR / 2, TOP - 8, name, anchor="middle", bold=True))
+    bar = x, LANES.top(0) + 22, BAR, LANES.bottom(1) - LANES.top(0) - 26
+    made.draw(box(*bar))
+    made.draw(text(x + BAR / 2, LANES.first - 8, name, anchor="middle", bold=True))
     for (time, said), color, below in ((forward, FORWARD, 18), (backward, BACKWARD, 36)):
-        label = text(x + BAR / 2, _top(1) + LANE + below, said, size=SMALL, color=color, anchor="middle")
+        label = text(x + BAR / 2, LANES.bottom(1) + below, said, size=SMALL, color=color, anchor="middle")
         made.piece(label).show(time)
         if said.startswith("all"):
-            ends = [arrow(x + BAR / 2, middle - 26 * s, x + BAR / 2, middle + 26 * s, color, 3, 8) for s in (-1, 1)]
-            made.piece(box(x, top, BAR, bottom - top, "none", color, 3) + "".join(ends)).show(time)
+            made.message(bar, LANES.between(), color, time)
 
 
 def _forward(made: Movie, rank: int, weights: Tensor) -> None:
-    y = _top(rank) + FORWARD_ROW
+    y = LANES.top(rank) + FORWARD_ROW
     x = _tile(HEADS, "X", FORWARD, NOBODY)
     made.piece(x, X, y).show(0.2)
     made.piece(x, X, y).show(0.4).move(0.5, 1.1, WEIGHT).hide(1.1)
@@ -157,51 +138,39 @@ def _scores(made: Movie, left: float, middle: float, weights: Tensor, color: str
 
 
 def _backward(made: Movie, rank: int) -> None:
-    y = _top(rank) + BACKWARD_ROW
+    y = LANES.top(rank) + BACKWARD_ROW
     dz = _tile(HEADS, "dZ", BACKWARD, NOBODY)
     made.piece(dz, Z, y).show(6.7)
     made.piece(dz, Z, y).show(6.8).move(6.9, 7.3, OUT).hide(7.3)
-    around = box(STRIPS - 6, _top(rank) + 6, VALUES + 2 * CELL - STRIPS + 12, LANE - 12, "none", BACKWARD, 3)
+    around = box(
+        STRIPS - 6, LANES.top(rank) + 6, VALUES + 2 * CELL - STRIPS + 12, LANES.height - 12, "none", BACKWARD, 3
+    )
     made.piece(around).show(7.3).hide(7.9)
     term = _tile(HEADS, "dX" + "₀₁"[rank], BACKWARD, rank_tint(rank, 0.3), dashed=True)
     made.piece(term, WEIGHT, y).show(7.7).move(7.8, 8.2, F - 30).hide(8.4)
     made.piece(_tile(HEADS, "dX", BACKWARD, NOBODY), F - 30, y).show(8.5).move(8.6, 9.0, X)
 
 
-def _counter(made: Movie) -> None:
-    y = TOP + LANE + GAP / 2 + 5
-    made.captions(MIDDLE, y, [(1.9, "no messages here")], anchor="middle", color=FAINT, bold=True)
-    made.captions(
-        WIDTH - 10, 22, [(0.2, "messages: 0"), (5.9, "messages: 1"), (8.4, "messages: 2")], anchor="end", bold=True
-    )
-
-
 def _ghost(made: Movie) -> None:
     """Name the three parts after those of the MLP in chapter 05, around the same outline."""
-    top, bottom = TOP - 4, _top(1) + LANE + 4
+    top, bottom = LANES.first - 4, LANES.bottom(1) + 4
     parts = ((WEIGHT - 6, WEIGHT + 68, "A"), (STRIPS - 8, VALUES + 2 * CELL + 8, "GELU"), (OUT - 6, OUT + 68, "B"))
     for left, right, name in parts:
         around = box(left, top, right - left, bottom - top, "none", GOLD, 3, dashed=True)
-        label = text((left + right) / 2, TOP - 8, name, color="#8A6A00", anchor="middle", bold=True)
+        label = text((left + right) / 2, LANES.first - 8, name, color="#8A6A00", anchor="middle", bold=True)
         made.piece(around + label).show(9.4)
 
 
 def _tell(made: Movie) -> None:
-    told = {
-        0.0: "Both ranks have all of X, so f doesn't send anything.",
-        1.2: "Each rank computes queries, keys, and values for its own two heads.",
-        1.9: "Each head compares its queries with its keys.",
-        3.7: "The scores become weights: the darker, the larger.",
-        4.3: "The heads' outputs y lie side by side.",
-        5.1: "Each rank's rows of Wo give only a term of Z, and g adds the terms.",
-        6.7: "Backward, dZ goes straight through g.",
-        7.7: "Each rank gets a term of dX, and f adds the terms.",
-        9.4: "You've seen this before: it's the MLP, with something else in the middle.",
-    }
-    made.tell(
-        told,
-        {0.8: 0.0, 1.85: 1.2, 3.6: 1.9, 4.25: 3.7, 6.65: 5.1, 7.6: 6.7, 9.3: 7.7, SECONDS: 9.4},
-        10,
-        22,
-        top=TOP - 26,
-    )
+    told = [
+        (0.0, 0.8, "Both ranks have all of X, so f doesn't send anything."),
+        (1.2, 1.85, "Each rank computes queries, keys, and values for its own two heads."),
+        (1.9, 3.6, "Each head compares its queries with its keys."),
+        (3.7, 4.25, "The scores become weights: the darker, the larger."),
+        (4.3, None, "The heads' outputs y lie side by side."),
+        (5.1, 6.65, "Each rank's rows of Wo give only a term of Z, and g adds the terms."),
+        (6.7, 7.6, "Backward, dZ goes straight through g."),
+        (7.7, 9.3, "Each rank gets a term of dX, and f adds the terms."),
+        (9.4, SECONDS, "You've seen this before: it's the MLP, with something else in the middle."),
+    ]
+    made.tell(told, 22, top=LANES.first - 26)

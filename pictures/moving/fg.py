@@ -7,14 +7,13 @@ with the weight w that is replicated, and one step of SGD.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, FORWARD, SMALL, Movie, arrow, box, dot, line, number, rank_tint, text
+from pictures.moving.animation import BACKWARD, FORWARD, SECONDS, SMALL, Movie, box, dot, line, number, rank_tint, text
 from tplab import device, launch
 from tplab.tensor import copy_to_region, reduce_from_region
 from tplab.viz.colors import FAINT, INK, rank_color
 
 W, A, RATE = 2.0, (3.0, -5.0), 0.05
 RANKS = (0, 1)
-SECONDS = 12
 
 # The columns of the picture, from left to right: boxes and bars, and between them places for a blue and a red number
 BELOW, F, SHARD, G, LOSS = (22, 118), (214, 246), (342, 462), (558, 590), (686, 740)  # left and right ends
@@ -45,12 +44,7 @@ def one_step(with_f: bool) -> dict[str, float]:
 
 def movie() -> Movie:
     right, wrong = (launch(one_step, len(RANKS), args=(with_f,)) for with_f in (True, False))
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "f and g, forward and backward",
-        _description(right, wrong),
-    )
+    made = Movie(HEIGHT, "f and g, forward and backward")
     for body in _network(TOP, with_f=True):
         made.draw(body)
     for column, said in ((BELOW, "layer below"), (SHARD, "sharded layers"), (LOSS, "loss")):
@@ -62,25 +56,13 @@ def movie() -> Movie:
     return made
 
 
-def _description(right: list[dict], wrong: list[dict]) -> str:
-    z, dx = number(right[0]["z"]), number(right[0]["dx"])
-    partial, arrived = (_two(right, name) for name in ("partial", "dcopied"))
-    return (
-        f"Forward, f passes x = {number(right[0]['x'])} on to both ranks without a message. Their shards turn it into "
-        f"{partial}, and g adds these to {z} with an all-reduce. Backward, g passes {number(right[0]['dz'])} on "
-        f"without a message. {arrived} arrive at f, which adds them to {dx} with an all-reduce, so both copies of the "
-        f"layer below take the same step. Without f, one copy gets {number(wrong[0]['dx'])} and the other "
-        f"{number(wrong[1]['dx'])}, and they drift apart."
-    )
-
-
 def _two(results: list[dict], name: str) -> str:
     return " and ".join(number(result[name]) for result in results)
 
 
-def _sum(results: list[dict], name: str) -> str:
+def _sum(results: list[dict], name: str, total: str) -> str:
     first, second = (number(result[name]) for result in results)
-    return f"{first} + ({second})" if second.startswith("−") else f"{first} + {second}"
+    return f"{first} + {f'({second})' if second.startswith('−') else second} = {number(results[0][total])}"
 
 
 def _wire(top: float, rank: int) -> float:
@@ -134,9 +116,7 @@ def _forward(made: Movie, top: float, results: list[dict]) -> None:
         made.piece(z, sum(G) / 2, y).show(4.2).move(4.4, 4.9, BLUES[3])
     _message(made, top, G, FORWARD, 3.9)
     _label(made, F, top - 10, "forward: no message", FORWARD, 1.3)
-    _label(
-        made, G, top - 10, f"forward: all-reduce, {_sum(results, 'partial')} = {number(results[0]['z'])}", FORWARD, 3.9
-    )
+    _label(made, G, top - 10, f"forward: all-reduce, {_sum(results, 'partial', 'z')}", FORWARD, 3.9)
 
 
 def _backward(made: Movie, top: float, results: list[dict]) -> None:
@@ -153,18 +133,13 @@ def _backward(made: Movie, top: float, results: list[dict]) -> None:
     bottom = top + 2 * LANE + 8 + 22
     _message(made, top, F, BACKWARD, 7.9)
     _label(made, G, bottom, "backward: no message", BACKWARD, 6.0)
-    _label(
-        made, F, bottom, f"backward: all-reduce, {_sum(results, 'dcopied')} = {number(results[0]['dx'])}", BACKWARD, 7.9
-    )
+    _label(made, F, bottom, f"backward: all-reduce, {_sum(results, 'dcopied', 'dx')}", BACKWARD, 7.9)
 
 
 def _message(made: Movie, top: float, bar: tuple[float, float], color: str, at: float) -> None:
     """Light up a bar while the ranks exchange numbers, with an arrow from lane to lane on either side of its name."""
-    x, upper, lower = sum(bar) / 2, _wire(top, 0), _wire(top, 1)
-    middle = (upper + lower) / 2
-    arrows = arrow(x, middle - 16, x, upper + 12, color, 4, 7) + arrow(x, middle + 16, x, lower - 12, color, 4, 7)
-    frame = box(bar[0], upper - 30, bar[1] - bar[0], lower - upper + 60, "none", color, 3)
-    made.piece(frame + arrows).show(at)
+    upper, height = _wire(top, 0) - 30, LANE + 68
+    made.message((bar[0], upper, bar[1] - bar[0], height), upper + height / 2, color, at, 16, 39, 4, 7)
 
 
 def _label(made: Movie, bar: tuple[float, float], y: float, said: str, color: str, at: float) -> None:
@@ -202,13 +177,10 @@ def _tell(made: Movie, right: list[dict], wrong: list[dict]) -> None:
         (6.4, 7.5, f"Each rank's path gives a different number: {_two(right, 'dcopied')}."),
         (7.5, 8.8, f"f adds them with an all-reduce: {dx}. Both copies of w take the same step."),
     ]
+    after = f"After one step, the copies of w are {_two(wrong, 'w')}. The ranks now train different networks."
     lower = [
         (8.8, 10.4, f"Without f, each rank goes on with its own number: {_two(wrong, 'dx')}."),
-        (
-            10.4,
-            SECONDS,
-            f"After one step, the copies of w are {_two(wrong, 'w')}. The ranks now train different networks.",
-        ),
+        (10.4, SECONDS, after),
     ]
     summary = "g sends a message forward, f sends one backward."
     made.captions(10, 28, [(start, said) for start, _, said in upper] + [(8.8, summary)], bold=True)

@@ -5,26 +5,38 @@ With `joined=True`, the layers are pushed together in the end (joined.svg).
 Shapes, collectives and message sizes come from runs of ColumnParallelLinear and RowParallelLinear on two real ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from pictures.moving.animation import BACKWARD, FORWARD, SMALL, WIDTH, Movie, Piece, arrow, box, line, rank_tint, text
+from pictures.moving.animation import (
+    BACKWARD,
+    FORWARD,
+    SECONDS,
+    SMALL,
+    WIDTH,
+    Lanes,
+    Movie,
+    Piece,
+    box,
+    line,
+    rank_tint,
+    text,
+)
 from tplab import device, launch, record
 from tplab.tensor import ColumnParallelLinear, RowParallelLinear
 from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
 
 TOKENS, HIDDEN, INNER = 4, 4, 8
 RANKS = (0, 1)
-SECONDS = 12
 # The pieces move as in the picture that ends with the joining. Without the joining, these times become those below,
 # so that there is time to read each of the four captions
 JOINED, APART = (0, 2.9, 5.4, 7.1, 9), (0, 3, 6, 9, SECONDS)
 
 UNIT = 8  # pixels per element
-TITLES, TOP, LANE, HEIGHT = 54, 90, 124, 430  # TITLES: the baseline of the layers' names
+HEIGHT, TITLES, LANES = 430, 54, Lanes(90, 124, 8)  # TITLES: the baseline of the layers' names
 BLUE_ROW, RED_ROW = 50, 96  # below the top of a lane: where tiles travel forward and backward
 BAR = 22  # the width of f, gather, scatter and g
 
@@ -39,7 +51,7 @@ class Traffic:
 
     forward: dict[str, int]  # kind of collective -> bytes
     backward: dict[str, int]
-    shapes: dict[str, list[int]]
+    weight: list[int]  # the shape of this rank's shard of the (first) weight
 
 
 def pass_both_ways(model: nn.Module, features: int) -> Traffic:
@@ -48,9 +60,8 @@ def pass_both_ways(model: nn.Module, features: int) -> Traffic:
         y = model(x)
     with record() as backward:
         y.backward(torch.ones_like(y))
-    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     sections = ({kind: total.bytes for kind, total in section.totals().items()} for section in (forward, backward))
-    return Traffic(*sections, shapes | {"in": list(x.shape), "out": list(y.shape)})
+    return Traffic(*sections, list(next(model.parameters()).shape))
 
 
 def run() -> dict[str, Traffic]:
@@ -70,22 +81,10 @@ def movie(joined: bool = False) -> Movie:
     column, row, both = traffic["column"], traffic["row"], traffic["joined"]
     before = sum(sum(part.values()) for one in (column, row) for part in (one.forward, one.backward))
     after = sum(both.forward.values()) + sum(both.backward.values())
-    end = (
-        f" Joined, the layers need neither gather nor scatter: {before} bytes become {after}, one all-reduce each way."
-    )
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "A column-parallel and a row-parallel layer",
-        f"Column-parallel layer: every rank has X and multiplies it by its columns of A, which gives a slice of Y. "
-        f"Gather collects the slices ({_said(column.forward)}). Backward, each rank gets a term of dX, and f adds the "
-        f"terms ({_said(column.backward)}). The row-parallel layer is the mirror image: scatter takes a slice of Y, "
-        f"each rank computes a term of Z, and g adds the terms ({_said(row.forward)}); backward, scatter collects the "
-        f"slices of dY ({_said(row.backward)})." + end * joined,
-    )
+    made = Movie(HEIGHT, "A column-parallel and a row-parallel layer")
     _lanes(made)
-    left = _column_layer(made, column)
-    right = _row_layer(made, row)
+    assert [one.weight for one in (column, row)] == [[INNER // 2, HIDDEN], [HIDDEN, INNER // 2]]  # torch's [out, in]
+    left, right = _layer(made, column, row=False), _layer(made, row, row=True)
     if joined:
         _join(made, left, right)
     else:
@@ -100,121 +99,86 @@ def _said(collectives: dict[str, int]) -> str:
     return f"{kind.replace('_', '-')}, {size} bytes"
 
 
+BARS = (  # of the column-parallel layer, and of its mirror image: name, times forward and backward, and what it sends
+    (F, ("f", 1.0, 4.85, "backward"), ("g", 6.7, 7.5, "forward")),
+    (GATHER, ("gather", 2.1, 3.6, "forward"), ("scatter", 5.9, 8.2, "backward")),
+)
+TRIPS = (  # from and to, and for both layers: the tile, and when it appears, arrives and vanishes. # is a rank's number
+    (X, X, ("X", 0.2), ("dZ", 7.1)),
+    (X, A + 16, ("X", 0.4, 1.0, 1.0), ("dZ", 7.2, 7.6, 7.6)),
+    (A + 16, Y_SHARD, ("Y#", 1.1, 1.6), ("dY#", 7.6, 7.9)),
+    (Y_SHARD, GATHER - 5, ("Y#", 1.7, 2.1, 2.1), ("dY#", 7.9, 8.2, 8.2)),
+    (GATHER - 5, Y, ("Y", 2.3, 2.8), ("dY", 8.3, 8.6)),
+    (Y, Y, ("dY", 3.0), ("Y", 5.4)),
+    (GATHER - 5, Y_SHARD, ("dY#", 3.2, 3.6), ("Y#", 5.5, 5.9)),
+    (Y_SHARD, A + 16, ("dY#", 3.7, 4.1, 4.1), ("Y#", 5.9, 6.2, 6.2)),
+    (A + 16, F - 5, ("dX#", 4.2, 4.6, 4.8), ("Z#", 6.2, 6.5, 6.65)),
+    (F - 5, X, ("dX", 4.9, 5.3), ("Z", 6.7, 7.0)),
+)
+
+
 @dataclass
 class Layer:
     """The pieces of one layer: those that stay when the layers are joined, and those in the middle, which fade."""
 
-    stays: list[Piece]
-    fades: list[Piece]
+    stays: list[Piece] = field(default_factory=list)
+    fades: list[Piece] = field(default_factory=list)
 
 
-def _column_layer(made: Movie, seen: Traffic) -> Layer:
-    """The column layer, forward from 0.3 s on and backward from 2.9 s on."""
-    there = Layer([], [])
-    assert (seen.shapes["in"], seen.shapes["weight"]) == ([TOKENS, HIDDEN], [INNER // 2, HIDDEN])  # torch's [out, in]
-    wide, narrow = INNER, INNER // 2
-    for rank in RANKS:
-        y = _lane(rank)
-        there.stays += [_wires(made, y, X + 16, Y_SHARD + 16), _weight(made, rank, A, "A", columns=True)]
-        there.fades.append(_wires(made, y, Y_SHARD + 16, Y + 32))
-    there.stays += _bar(made, F, "f", (1.0, {}), (4.85, seen.backward))
-    there.fades += _bar(made, GATHER, "gather", (2.1, seen.forward), (3.6, {}))
-    for rank in RANKS:
-        y, slice_ = _lane(rank), rank_tint(rank)
-        # forward: X through f to A, a slice of Y, and all of Y
-        x = _tile(HIDDEN, "X", FORWARD, NOBODY)
-        there.stays.append(made.piece(x, X, y + BLUE_ROW).show(0.2))
-        made.piece(x, X, y + BLUE_ROW).show(0.4).move(0.5, 1.0, A + 16).hide(1.0)
-        shard = _tile(narrow, f"Y{'₀₁'[rank]}", FORWARD, slice_)
-        there.stays.append(made.piece(shard, A + 16, y + BLUE_ROW).show(1.1).move(1.2, 1.6, Y_SHARD))
-        made.piece(shard, Y_SHARD, y + BLUE_ROW).show(1.7).move(1.8, 2.1, GATHER - 5).hide(2.1)
-        full = _tile(wide, "Y", FORWARD, NOBODY)
-        there.fades.append(made.piece(full, GATHER - 5, y + BLUE_ROW).show(2.3).move(2.4, 2.8, Y))
-        # backward: all of dY, its slice, and a term of dX, which f adds up
-        there.fades.append(made.piece(_tile(wide, "dY", BACKWARD, NOBODY), Y, y + RED_ROW).show(3.0))
-        shard = _tile(narrow, f"dY{'₀₁'[rank]}", BACKWARD, slice_)
-        there.stays.append(made.piece(shard, GATHER - 5, y + RED_ROW).show(3.2).move(3.3, 3.6, Y_SHARD))
-        made.piece(shard, Y_SHARD, y + RED_ROW).show(3.7).move(3.8, 4.1, A + 16).hide(4.1)
-        term = _tile(HIDDEN, f"dX{'₀₁'[rank]}", BACKWARD, slice_, dashed=True)
-        made.piece(term, A + 16, y + RED_ROW).show(4.2).move(4.3, 4.6, F - 5).hide(4.8)
-        there.stays.append(
-            made.piece(_tile(HIDDEN, "dX", BACKWARD, NOBODY), F - 5, y + RED_ROW).show(4.9).move(5.0, 5.3, X)
-        )
-    return there
+def _layer(made: Movie, seen: Traffic, row: bool) -> Layer:
+    """Draw the column-parallel layer from 0.2 s on, or its mirror image, the row-parallel layer, from 5.4 s on."""
 
+    def place(left: float, width: float = 0) -> float:
+        return MIRROR - left - width if row else left
 
-def _row_layer(made: Movie, seen: Traffic) -> Layer:
-    """The row layer, forward from 5.4 s on and backward from 7.0 s on."""
-    there = Layer([], [])
-    assert (seen.shapes["in"], seen.shapes["weight"]) == ([TOKENS, INNER], [HIDDEN, INNER // 2])
-    wide, narrow = INNER, INNER // 2
-    y_full, scatter, y_shard = MIRROR - Y - 64, MIRROR - GATHER - BAR, MIRROR - Y_SHARD - 32
-    b, g, z = MIRROR - A - 64, MIRROR - F - BAR, MIRROR - X - 32
+    there = Layer()
     for rank in RANKS:
-        y = _lane(rank)
-        there.fades.append(_wires(made, y, y_full + 32, y_shard + 16))
-        there.stays += [_wires(made, y, y_shard + 16, z + 16), _weight(made, rank, b, "B", columns=False)]
-    there.stays += _bar(made, g, "g", (6.7, seen.forward), (7.5, {}))
-    there.fades += _bar(made, scatter, "scatter", (5.9, {}), (8.2, seen.backward))
+        there.stays.append(_wires(made, rank, place(X + 16), place(Y_SHARD + 16)))
+        there.stays.append(_weight(made, rank, place(A, 64), "B" if row else "A", columns=not row))
+        there.fades.append(_wires(made, rank, place(Y_SHARD + 16), place(Y + 32)))
+    for left, *layers in BARS:
+        name, *times, sends = layers[row]
+        sent = [getattr(seen, way) if way == sends else {} for way in ("forward", "backward")]
+        bar = _bar(made, place(left, BAR), name, *zip(times, sent, strict=True))
+        (there.stays if left == F else there.fades).extend(bar)
     for rank in RANKS:
-        y, slice_ = _lane(rank), rank_tint(rank)
-        there.fades.append(made.piece(_tile(wide, "Y", FORWARD, NOBODY), y_full, y + BLUE_ROW).show(5.4))
-        shard = _tile(narrow, f"Y{'₀₁'[rank]}", FORWARD, slice_)
-        there.stays.append(made.piece(shard, scatter - 5, y + BLUE_ROW).show(5.5).move(5.6, 5.9, y_shard))
-        made.piece(shard, y_shard, y + BLUE_ROW).show(5.9).move(6.0, 6.2, b + 16).hide(6.2)
-        term = _tile(HIDDEN, f"Z{'₀₁'[rank]}", FORWARD, slice_, dashed=True)
-        made.piece(term, b + 16, y + BLUE_ROW).show(6.25).move(6.3, 6.5, g - 5).hide(6.65)
-        there.stays.append(
-            made.piece(_tile(HIDDEN, "Z", FORWARD, NOBODY), g - 5, y + BLUE_ROW).show(6.7).move(6.8, 7.0, z)
-        )
-        # backward
-        dz = _tile(HIDDEN, "dZ", BACKWARD, NOBODY)
-        there.stays.append(made.piece(dz, z, y + RED_ROW).show(7.1))
-        made.piece(dz, z, y + RED_ROW).show(7.2).move(7.3, 7.6, b + 16).hide(7.6)
-        shard = _tile(narrow, f"dY{'₀₁'[rank]}", BACKWARD, slice_)
-        there.stays.append(made.piece(shard, b + 16, y + RED_ROW).show(7.6).move(7.7, 7.9, y_shard))
-        made.piece(shard, y_shard, y + RED_ROW).show(7.9).move(8.0, 8.2, scatter - 5).hide(8.2)
-        there.fades.append(
-            made.piece(_tile(wide, "dY", BACKWARD, NOBODY), scatter - 5, y + RED_ROW).show(8.3).move(8.4, 8.6, y_full)
-        )
+        for start, end, *tiles in TRIPS:
+            name, shown, arrives, until = (*tiles[row], 0, 0)[:4]
+            width, y, drawn = _tile(rank, name)
+            piece = made.travel(drawn, y, place(start, width), shown, place(end, width), arrives, until)
+            if not until:
+                (there.fades if name in ("Y", "dY") else there.stays).append(piece)
     return there
 
 
 def _lanes(made: Movie) -> None:
     for rank in RANKS:
-        made.lane(rank, _lane(rank), LANE, label=(15, 18), strength=0.16)
-    told = (
-        "gray: same on both ranks",
-        "rank color: own slice",
-        "dashed: term of a sum",
-        "thick arrow: large message",
-    )
+        made.lane(rank, LANES, label=(15, 18), strength=0.16)
+    told = "gray: same on both ranks", "rank color: own slice", "dashed: term of a sum", "thick arrow: large message"
     legend = "   ·   ".join(told)
     made.draw(text(WIDTH / 2, HEIGHT - 10, legend, size=SMALL, color=FAINT, anchor="middle"))
 
 
-def _lane(rank: int) -> float:
-    return TOP + rank * (LANE + 8)
-
-
-def _wires(made: Movie, y: float, left: float, right: float) -> Piece:
+def _wires(made: Movie, rank: int, left: float, right: float) -> Piece:
     """Draw the two wires of a lane, an upper one for the way forward and a lower one for the way back."""
-    both = line(left, y + BLUE_ROW, right, y + BLUE_ROW, "#9DB8D0") + line(
-        left, y + RED_ROW, right, y + RED_ROW, "#DDB0AC"
-    )
-    return made.piece(both).fade(0, 1)
+    blue, red = LANES.top(rank) + BLUE_ROW, LANES.top(rank) + RED_ROW
+    return made.piece(line(left, blue, right, blue, "#9DB8D0") + line(left, red, right, red, "#DDB0AC")).fade(0, 1)
 
 
-def _tile(columns: int, name: str, color: str, fill: str, dashed: bool = False) -> str:
-    """Draw an activation or gradient with TOKENS rows, its left edge at x = 0 and its middle at y = 0."""
-    width = columns * UNIT
-    drawn = box(0, -16, width, 32, fill, color, 2.5, radius=3, dashed=dashed)
-    return drawn + text(width / 2, 5, name, size=SMALL, color=color, anchor="middle", bold=True)
+def _tile(rank: int, name: str) -> tuple[float, float, str]:
+    """Draw an activation or gradient with TOKENS rows, and return its width, its middle's y, and what was drawn."""
+    backward, tensor, own = name.startswith("d"), name.strip("d#"), name.endswith("#")
+    color, row = (BACKWARD, RED_ROW) if backward else (FORWARD, BLUE_ROW)
+    width = UNIT * (HIDDEN if tensor != "Y" else INNER // 2 if own else INNER)
+    drawn = box(0, -16, width, 32, rank_tint(rank) if own else NOBODY, color, 2.5, 3, dashed=own and tensor != "Y")
+    said = name.replace("#", "₀₁"[rank])
+    drawn += text(width / 2, 5, said, size=SMALL, color=color, anchor="middle", bold=True)
+    return width, LANES.top(rank) + row, drawn
 
 
 def _weight(made: Movie, rank: int, left: float, name: str, columns: bool) -> Piece:
     """Draw a full weight with this rank's half filled: its columns, or else its rows."""
-    y = _lane(rank)
+    y = LANES.top(rank)
     wide, high = (64, 32) if columns else (32, 64)
     x, top = left + (64 - wide) / 2, y + 80 - high / 2
     half = (wide / 2, high) if columns else (wide, high / 2)
@@ -230,24 +194,18 @@ def _bar(
     made: Movie, x: float, name: str, forward: tuple[float, dict[str, int]], backward: tuple[float, dict[str, int]]
 ) -> list[Piece]:
     """Draw an operator across both lanes, and what it sends each way from the given time on."""
-    top, bottom, middle = _lane(0) + 26, _lane(1) + LANE - 6, _lane(1) - 4
+    bar = x, LANES.top(0) + 26, BAR, LANES.bottom(1) - LANES.top(0) - 32
     pieces = [
-        made.piece(box(x, top, BAR, bottom - top)).fade(0, 1),
-        made.piece(text(x + BAR / 2, TOP - 8, name, anchor="middle", bold=True)).fade(0, 1),
+        made.piece(box(*bar)).fade(0, 1),
+        made.piece(text(x + BAR / 2, LANES.first - 8, name, anchor="middle", bold=True)).fade(0, 1),
     ]
     for (time, collectives), color, below in ((forward, FORWARD, 22), (backward, BACKWARD, 42)):
         if collectives:
             ((_, size),) = collectives.items()
             thickness = size / 16
-            head = 4 + thickness / 2
-            arrows = [
-                arrow(x + BAR / 2, middle + s * 2, x + BAR / 2, middle + s * 30, color, thickness, head)
-                for s in (-1, 1)
-            ]
-            frame = box(x, top, BAR, bottom - top, "none", color, 3)
-            pieces.append(made.piece(frame + "".join(arrows)).show(time))
+            pieces.append(made.message(bar, LANES.between(), color, time, 2, 30, thickness, 4 + thickness / 2))
         said = _said(collectives) if collectives else "no message"
-        label = text(x + BAR / 2, _lane(1) + LANE + below, said, size=SMALL, color=color, anchor="middle")
+        label = text(x + BAR / 2, LANES.bottom(1) + below, said, size=SMALL, color=color, anchor="middle")
         pieces.append(made.piece(label).show(time))
     return pieces
 
@@ -269,7 +227,7 @@ def _separate(made: Movie) -> None:
         (MIRROR * 3 / 4, "RowParallelLinear, input_is_parallel=False"),
     ):
         made.draw(text(x, TITLES, said, size=SMALL, color=FAINT, anchor="middle"))
-    made.draw(line(MIRROR / 2, TITLES - 12, MIRROR / 2, _lane(1) + LANE + 46))
+    made.draw(line(MIRROR / 2, TITLES - 12, MIRROR / 2, LANES.bottom(1) + 46))
     for piece in made.pieces:
         piece.opacities = [(_apart(time), value) for time, value in piece.opacities]
         piece.places = [(_apart(time), x, y) for time, x, y in piece.places]
@@ -310,4 +268,4 @@ def _tell(made: Movie, before: int, after: int, joined: bool) -> None:
         stills[9.55] = "But gather and scatter undo each other. Each rank already has the slice that B needs."
         stills[SECONDS] = f"What is left is one all-reduce each way: {after} message bytes instead of {before}."
     for time, said in stills.items():
-        made.frame(time if joined else _apart(time), said, top=TITLES - 14, height=HEIGHT - TITLES + 14)
+        made.frame(time if joined else _apart(time), said, top=TITLES - 14)

@@ -6,7 +6,7 @@ The numbers come from a run on two real ranks. The loss and the gradient are tho
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SMALL, WIDTH, Movie, box, dot, ink_on, line, number, text
+from pictures.moving.animation import BACKWARD, SECONDS, SMALL, Lanes, Movie, box, dot, ink_on, line, number, text
 from tplab import device, launch, record
 from tplab.tensor import reduce_from_region, shard, vocab_parallel_cross_entropy
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color
@@ -16,9 +16,8 @@ TARGET = WORDS.index("it")
 LOGITS = (1.0, 0.2, 0.6, 1.4, 2.5, 1.6, 0.4, 0.1, 1.2, 0.8)
 RANKS = (0, 1)
 HELD = len(WORDS) // len(RANKS)
-SECONDS = 12
 
-HEIGHT, TOP, LANE, GAP = 430, 42, 158, 60  # GAP: the space between the two lanes, where the messages meet
+HEIGHT, LANES = 430, Lanes(42, 158, 60)  # messages meet between the two lanes
 LEFT, PITCH, BAR = 84, 58, 34  # the first bar, from bar to bar, and the width of a bar
 FLOOR, ZERO = 140, 70  # below the top of a lane: where bars stand, and where the gradient is zero
 UNIT = {"logits": 36, "exp": 90, "gradient": 70}  # pixels
@@ -48,17 +47,7 @@ def run() -> dict:
 def movie() -> Movie:
     ranks = launch(run, len(RANKS))
     assert [rank["sent"] for rank in ranks] == [0, 0]
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "The loss of one token on two ranks",
-        f"Each rank has the logits of five words. The target is “{WORDS[TARGET]}”, which rank 1 has. First, each rank "
-        f"sends its largest logit, and both get the larger one, m = {_said(ranks[0]['m'])}. Each logit z becomes "
-        f"exp(z − m). Each rank sends the sum of its exponentials, and both get the total, S = {_said(ranks[0]['S'])}. "
-        f"Rank 1 sends the target's logit, {_said(ranks[0]['z_t'])}, and rank 0 sends 0. Both ranks get the loss, "
-        f"m + log S − z = {_said(ranks[0]['loss'])}. In the backward pass, each bar becomes its element of the "
-        "softmax, minus 1 for the target, and nothing is sent. Only the target's bar points down.",
-    )
+    made = Movie(HEIGHT, "The loss of one token on two ranks")
     for seen in ranks:
         _lane(made, seen["rank"])
         _bars(made, seen)
@@ -66,9 +55,9 @@ def movie() -> Movie:
     _message(made, SUM, "S", 4.2, [_said(seen["own sum"]) for seen in ranks], _said(ranks[0]["S"]))
     _message(made, AIMED, "z of “it”", 6.1, [_said(seen["aimed"]) for seen in ranks], _said(ranks[0]["z_t"]))
     for rank in RANKS:
-        loss = text(LOSS, _top(rank) + 84, _said(ranks[rank]["loss"]), anchor="middle", bold=True)
-        name = text(LOSS, _top(rank) + 62, "loss", size=SMALL, anchor="middle")
-        made.piece(box(LOSS - 52, _top(rank) + 42, 104, 56, "#FFFFFF", GOLD, 3) + name + loss).show(8.0)
+        loss = text(LOSS, LANES.top(rank) + 84, _said(ranks[rank]["loss"]), anchor="middle", bold=True)
+        name = text(LOSS, LANES.top(rank) + 62, "loss", size=SMALL, anchor="middle")
+        made.piece(box(LOSS - 52, LANES.top(rank) + 42, 104, 56, "#FFFFFF", GOLD, 3) + name + loss).show(8.0)
     _tell(made)
     return made
 
@@ -77,17 +66,13 @@ def _said(value: torch.Tensor) -> str:
     return number(round(float(value), 2))
 
 
-def _top(rank: int) -> float:
-    return TOP + rank * (LANE + GAP)
-
-
 def _middle(word: int) -> float:
     return LEFT + (word % HELD) * PITCH + BAR / 2
 
 
 def _lane(made: Movie, rank: int) -> None:
-    y = _top(rank)
-    made.lane(rank, y, LANE, label=(18, 22))
+    y = LANES.top(rank)
+    made.lane(rank, LANES, label=(18, 22))
     for word in range(rank * HELD, (rank + 1) * HELD):
         aimed = word == TARGET
         if aimed:
@@ -97,7 +82,7 @@ def _lane(made: Movie, rank: int) -> None:
 
 def _bars(made: Movie, seen: dict) -> None:
     """Draw the bars of a rank, which are logits first, then exponentials, and the gradient in the end."""
-    y = _top(seen["rank"])
+    y = LANES.top(seen["rank"])
     for column in range(HELD):
         word = seen["rank"] * HELD + column
         shown = {"logits": (0.2, 3.0), "exp": (3.2, 9.0), "gradient": (9.2, 0.0)}
@@ -122,14 +107,13 @@ def _bar(word: int, value: float, kind: str, y: float) -> str:
 
 def _message(made: Movie, x: float, name: str, start: float, sent: list[str], result: str) -> None:
     """Move each rank's number to the middle, and the result back to both ranks."""
-    middle = TOP + LANE + GAP / 2
     for rank in RANKS:
-        y = _top(rank) + FLOOR - 70
+        y = LANES.top(rank) + FLOOR - 70
         mine = made.piece(_pill(sent[rank], rank_color(rank)), x, y).show(start)
-        mine.move(start + 0.3, start + 0.8, x - 32 + 64 * rank, middle).hide(start + 1.0)
+        mine.move(start + 0.3, start + 0.8, x - 32 + 64 * rank, LANES.between()).hide(start + 1.0)
     for rank in RANKS:
-        y = _top(rank) + FLOOR - 70
-        made.piece(_pill(result, INK), x, middle).show(start + 1.0).move(start + 1.2, start + 1.6, x, y)
+        y = LANES.top(rank) + FLOOR - 70
+        made.piece(_pill(result, INK), x, LANES.between()).show(start + 1.0).move(start + 1.2, start + 1.6, x, y)
         made.piece(text(x, y - 24, name, size=SMALL, anchor="middle", bold=True)).show(start + 1.6)
 
 
@@ -142,17 +126,16 @@ def _pill(said: str, color: str) -> str:
 
 
 def _tell(made: Movie) -> None:
-    told = {
-        0.0: f"Each rank has the logits of its own words. The target is “{WORDS[TARGET]}”.",
-        1.4: "First message: the largest logit of all ranks, m.",
-        3.2: "Each logit z becomes exp(z − m). No bar is taller than 1.",
-        4.2: "Second message: the sum of all exponentials, S.",
-        6.1: "Third message: the target's logit. Only one rank has it.",
-        8.0: "Now both ranks can compute the loss, m + log S − z.",
-        9.2: "Backward, each bar becomes softmax − one-hot. Nothing is sent.",
-    }
-    made.tell(told, {1.2: 0.0, 2.2: 1.4, 4.1: 3.2, 5.0: 4.2, 6.9: 6.1, 9.0: 8.0, SECONDS: 9.2}, 10, 22, top=TOP - 6)
-    counted = [(0.2, "messages: 0"), (2.6, "messages: 1"), (5.4, "messages: 2"), (7.3, "messages: 3")]
-    made.captions(WIDTH - 10, 22, counted, anchor="end", bold=True)
-    quiet = text(LEFT + HELD * PITCH / 2, TOP + LANE + GAP / 2 + 5, "no messages here", anchor="middle", bold=True)
+    told = [
+        (0.0, 1.2, f"Each rank has the logits of its own words. The target is “{WORDS[TARGET]}”."),
+        (1.4, 2.2, "First message: the largest logit of all ranks, m."),
+        (3.2, 4.1, "Each logit z becomes exp(z − m). No bar is taller than 1."),
+        (4.2, 5.0, "Second message: the sum of all exponentials, S."),
+        (6.1, 6.9, "Third message: the target's logit. Only one rank has it."),
+        (8.0, 9.0, "Now both ranks can compute the loss, m + log S − z."),
+        (9.2, SECONDS, "Backward, each bar becomes softmax − one-hot. Nothing is sent."),
+    ]
+    made.tell(told, 22, top=LANES.first - 6)
+    made.count_messages((0.2, 2.6, 5.4, 7.3))
+    quiet = text(LEFT + HELD * PITCH / 2, LANES.between() + 5, "no messages here", anchor="middle", bold=True)
     made.piece(quiet).show(9.6)

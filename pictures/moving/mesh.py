@@ -7,7 +7,7 @@ chapter 14.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SMALL, Movie, box, ink_on, line, text
+from pictures.moving.animation import BACKWARD, SECONDS, SMALL, Movie, box, ink_on, line, text
 from tplab import launch, record
 from tplab.cluster import Training3D
 from tplab.common import corpus
@@ -19,7 +19,7 @@ GRID = Grid(dp=2, pp=2, tp=2)
 CONFIG = GPTConfig(
     num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, seq_length=24, activation="gelu_tanh", dropout=0.0
 )
-SECONDS, BEGIN, END, TURN = 12, 0.8, 7.2, 9.0  # the step's messages are shown between BEGIN and END
+BEGIN, END, TURN = 0.8, 7.2, 9.0  # the step's messages are shown between BEGIN and END
 AXES = {"tp": "#0072B2", "pp": "#009E73", "dp": BACKWARD}
 
 HEIGHT, TOP, BOX = 372, 56, 236
@@ -61,17 +61,7 @@ def messages(ranks: list[dict]) -> list[tuple[float, str, tuple[int, ...], int]]
 def movie() -> Movie:
     sent = messages(list(launch(run, GRID.size, timeout=300)))
     total = {axis: sum(size for _, its, _, size in sent if its == axis) for axis in AXES}
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "One step of training on eight ranks in two machines",
-        "Each machine holds four ranks, which are one replica: two stages below each other, with two shards each. In "
-        f"one step, the pairs of tp send {total['tp']:,} bytes in {_count(sent, 'tp')} messages, the stages send "
-        f"{total['pp']:,} bytes in {_count(sent, 'pp')} messages, and the replicas send {total['dp']:,} bytes in "
-        f"{_count(sent, 'dp')} messages. Only the replicas' messages pass through the wall between the machines. Then "
-        "the mesh turns, so that the two shards of each pair are in different machines. Now the messages of tp pass "
-        "through the wall.",
-    )
+    made = Movie(HEIGHT, "One step of training on eight ranks in two machines")
     for left in MACHINES:
         made.draw(box(left, TOP, 320, BOX, "#F4F4F4", INK, 1.5))
     made.draw(box(WALL - 9, TOP - 8, 18, BOX + 16, "#D9CBB6", INK, 1, radius=0))
@@ -81,12 +71,8 @@ def movie() -> Movie:
     for rank in range(GRID.size):
         _rank(made, rank)
     _count_up(made, sent, total)
-    _tell(made, total)
+    _tell(made)
     return made
-
-
-def _count(sent: list, axis: str) -> int:
-    return sum(its == axis for _, its, _, _ in sent)
 
 
 def _at(rank: int, turned: bool = False) -> tuple[float, float]:
@@ -150,15 +136,14 @@ def _count_up(made: Movie, sent: list, total: dict[str, int]) -> None:
     made.captions(WALL, TOP + BOX + 69, wall, anchor="middle", bold=True)
 
 
-def _tell(made: Movie, total: dict[str, int]) -> None:
-    told = {
-        0.0: "Each machine is a replica. Ranks of the same color have the same weights.",
-        1.8: "tp: neighbors split the matrices, so they talk all the time.",
-        3.4: "pp: the upper stage sends activations down, and the lower stage sends gradients up.",
-        5.4: "dp: at the end, the replicas add up their gradients.",
-        END + 0.4: "Only the messages of dp have passed through the wall.",
-        TURN: "Now turn the mesh: tp becomes the outermost axis.",
-        10.4: "The loss is the same, but now all messages of tp pass through the wall.",
-    }
-    stills = {0.5: 0.0, 2.88: 1.8, 3.65: 3.4, 7.24: 5.4, 8.6: END + 0.4, SECONDS: 10.4}  # times: captions
-    made.tell(told, stills, 12, 26, top=TOP - 10)
+def _tell(made: Movie) -> None:
+    told = [
+        (0.0, 0.5, "Each machine is a replica. Ranks of the same color have the same weights."),
+        (1.8, 2.88, "tp: neighbors split the matrices, so they talk all the time."),
+        (3.4, 3.65, "pp: the upper stage sends activations down, and the lower stage sends gradients up."),
+        (5.4, 7.24, "dp: at the end, the replicas add up their gradients."),
+        (END + 0.4, 8.6, "Only the messages of dp have passed through the wall."),
+        (TURN, None, "Now turn the mesh: tp becomes the outermost axis."),
+        (10.4, SECONDS, "The loss is the same, but now all messages of tp pass through the wall."),
+    ]
+    made.tell(told, 26, top=TOP - 10, x=12)

@@ -14,10 +14,11 @@ from torch.nn import functional as F
 from pictures.moving.animation import (
     BACKWARD,
     FORWARD,
+    SECONDS,
     SMALL,
     WIDTH,
+    Lanes,
     Movie,
-    arrow,
     box,
     line,
     number,
@@ -31,9 +32,8 @@ from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, rank_color
 
 BLOCKS = ("attention", "mlp")
 RANKS = (0, 1)
-SECONDS = 12
 
-HEIGHT, TOP, LANE, GAP = 452, 58, 164, 26
+HEIGHT, LANES = 452, Lanes(58, 164, 26)
 PIPE, ROW, BACK_ROW = 134, 46, 84  # below the top of a lane: the middle of the stream, and of what travels each way
 TILE, TALL = 74, 24
 X, Z = 12, WIDTH - 12 - TILE  # where the stream's tile starts and ends
@@ -48,22 +48,14 @@ def run() -> dict:
     layer = ParallelTransformerLayer(2, 2, ffn_hidden_size=8, norm="rms", device=device())
     generator = torch.Generator().manual_seed(1)  # the same values on both ranks
     with torch.no_grad():
-        for param in (
-            layer.attention_norm.weight,
-            layer.mlp_norm.weight,
-            layer.attention.out.bias,
-            layer.mlp.down.bias,
-        ):
+        small = layer.attention_norm.weight, layer.mlp_norm.weight, layer.attention.out.bias, layer.mlp.down.bias
+        for param in small:
             param.copy_(torch.randn(2, generator=generator))
         for param in layer.parameters():
             param.mul_(2.5 if param.dim() == 2 else 1)  # so that no number in the picture is almost 0
     x = torch.tensor([[[3.0, 1.0]]], device=device(), requires_grad=True)
     seen: dict[str, list[Tensor]] = {name: [] for name in ("normed", "term", "sum", "gradient", "stream", "dy")}
-    for block in BLOCKS:
-        norm, last = (
-            getattr(layer, f"{block}_norm"),
-            getattr(layer, block).get_submodule("out" if block == "attention" else "down"),
-        )
+    for norm, last in ((layer.attention_norm, layer.attention.out), (layer.mlp_norm, layer.mlp.down)):
         norm.register_forward_hook(lambda _, given, out: seen["normed"].append(out))
         norm.register_forward_hook(lambda _, given, out: seen["stream"].append(watched(given[0], seen["dy"])))
         last.register_forward_hook(lambda last, given, out: seen["term"].append(F.linear(given[0], last.weight)))
@@ -102,18 +94,7 @@ def movie() -> Movie:
     shared = ("x", "z", "dx", "y", "dy", "normed", "sum", "replicated")
     assert all(one[name] == other[name] for name in shared), "these are the same on both ranks"
     assert one["messages"] == other["messages"] == [2, 2]
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "A training step of a transformer layer on two ranks",
-        f"The stream of a single token with two features. It starts as x = {_said(one['x'])} on both ranks. The "
-        "attention reads a copy of it: norm, f, and then each rank computes a partial sum, "
-        f"{_said(one['term'][0])} and {_said(other['term'][0])}. g adds the two (message 1), the bias is added once, "
-        f"and the stream becomes {_said(one['y'])}. The MLP does the same (message 2), and the stream becomes "
-        f"z = {_said(one['z'])}. Backward, the gradient goes through g without a message, each rank gets a partial "
-        "gradient, and f adds the two (messages 3 and 4). In the end, dx = "
-        f"{_said(one['dx'])} on both ranks, and norms and biases have their full gradients.",
-    )
+    made = Movie(HEIGHT, "A training step of a transformer layer on two ranks")
     for rank in RANKS:
         _lane(made, rank)
     for block in BLOCKS:
@@ -121,16 +102,9 @@ def movie() -> Movie:
     for rank, seen in enumerate(ranks):
         _forward(made, rank, seen)
         _backward(made, rank, seen)
+    made.count_messages((0.0, 2.4, 5.3, 8.1, 10.0))
     _tell(made)
     return made
-
-
-def _said(values: Sequence[float]) -> str:
-    return f"[{', '.join(map(number, values))}]"
-
-
-def _top(rank: int) -> float:
-    return TOP + rank * (LANE + GAP)
 
 
 def _tile(values: Sequence[float], color: str, fill: str, dashed: bool = False) -> str:
@@ -142,8 +116,8 @@ def _tile(values: Sequence[float], color: str, fill: str, dashed: bool = False) 
 
 
 def _lane(made: Movie, rank: int) -> None:
-    y = _top(rank)
-    made.lane(rank, y, LANE, strength=0.1)
+    y = LANES.top(rank)
+    made.lane(rank, LANES, strength=0.1)
     made.draw(box(12, y + PIPE - 18, WIDTH - 24, 36, "#D9D9D9", FAINT, 1, radius=8))
     for block, said in zip(BLOCKS, ("attention", "MLP"), strict=True):
         left = LEFT[block]
@@ -159,78 +133,63 @@ def _lane(made: Movie, rank: int) -> None:
 
 def _bars(made: Movie, block: str) -> None:
     """Draw f and g across both lanes, and their messages."""
-    top, height = _top(0) + 24, _top(1) + 106 - _top(0) - 24
-    middle = TOP + LANE + GAP / 2
+    top, height = LANES.top(0) + 24, LANES.top(1) + 106 - LANES.top(0) - 24
     forward, backward = {"attention": (2.4, 10.0), "mlp": (5.3, 8.1)}[block]
     for place, name, time, color in ((G_BAR, "g", forward, FORWARD), (F_BAR, "f", backward, BACKWARD)):
         x = LEFT[block] + place
         made.draw(box(x, top, 20, height))
-        made.draw(text(x + 10, TOP - 6, name, anchor="middle", bold=True))
-        ends = [arrow(x + 10, middle - 30 * s, x + 10, middle + 30 * s, color, 3, 8) for s in (-1, 1)]
-        made.piece(box(x, top, 20, height, "none", color, 3) + "".join(ends)).show(time).hide(time + 0.9)
+        made.draw(text(x + 10, LANES.first - 6, name, anchor="middle", bold=True))
+        made.message((x, top, 20, height), LANES.between(), color, time, -30, 30).hide(time + 0.9)
 
 
 def _forward(made: Movie, rank: int, seen: dict) -> None:
-    y = _top(rank)
-    streams = (seen["x"], seen["y"], seen["z"])
+    pipe, row = LANES.top(rank) + PIPE, LANES.top(rank) + ROW
+    befores, streams = (X, LEFT["attention"] + AFTER - TILE / 2), (seen["x"], seen["y"])
     for index, (block, start) in enumerate(zip(BLOCKS, (0.7, 3.6), strict=True)):
-        left, row = LEFT[block], y + ROW
-        before = X if index == 0 else LEFT["attention"] + AFTER - TILE / 2
+        left, before = LEFT[block], befores[index]
         tile = _tile(streams[index], FORWARD, "#FFFFFF")
-        made.piece(tile, before, y + PIPE).show(max(0.1, start - 0.4)).move(
-            start + 1.9, start + 2.3, left + AFTER - TILE - 6
-        ).hide(start + 2.5)
-        made.piece(tile, before, y + PIPE).show(start).move(start + 0.1, start + 0.5, left - 12, row).hide(start + 0.6)
-        normed = _tile(seen["normed"][index], FORWARD, NOBODY)
-        made.piece(normed, left - 12, row).show(start + 0.6).move(start + 0.8, start + 1.2, left + BLOCK + 3).hide(
-            start + 1.2
-        )
+        stream = made.piece(tile, before, pipe).show(max(0.1, start - 0.4))
+        stream.move(start + 1.9, start + 2.3, left + AFTER - TILE - 6).hide(start + 2.5)
+        made.piece(tile, before, pipe).show(start).move(start + 0.1, start + 0.5, left - 12, row).hide(start + 0.6)
+        normed = made.piece(_tile(seen["normed"][index], FORWARD, NOBODY), left - 12, row).show(start + 0.6)
+        normed.move(start + 0.8, start + 1.2, left + BLOCK + 3).hide(start + 1.2)
         term = _tile(seen["term"][index], FORWARD, rank_tint(rank, 0.3), dashed=True)
         made.piece(term, left + BLOCK + 3, row).show(start + 1.3).hide(start + 2.0)
-        total = _tile(seen["sum"][index], FORWARD, NOBODY)
-        made.piece(total, left + G_BAR - 8, row).show(start + 2.0).move(
-            start + 2.1, start + 2.5, left + BIAS + 17 - TILE / 2, y + PIPE
-        ).hide(start + 2.5)
-    z = _tile(seen["z"], FORWARD, "#FFFFFF")
-    made.piece(z, LEFT["mlp"] + AFTER - TILE / 2, y + PIPE).show(6.1).move(6.2, 6.5, Z).hide(6.7)
+        total = made.piece(_tile(seen["sum"][index], FORWARD, NOBODY), left + G_BAR - 8, row).show(start + 2.0)
+        total.move(start + 2.1, start + 2.5, left + BIAS + 17 - TILE / 2, pipe).hide(start + 2.5)
+    made.travel(_tile(seen["z"], FORWARD, "#FFFFFF"), pipe, LEFT["mlp"] + AFTER - TILE / 2, 6.1, Z, 6.5, 6.7)
 
 
 def _backward(made: Movie, rank: int, seen: dict) -> None:
     """The stream carries the gradient back. On the way, each block adds what f returns."""
-    y = _top(rank)
-    dz = seen["z"]  # because the loss is half of the sum of squares
-    made.piece(_tile(dz, BACKWARD, "#FFFFFF"), Z, y + PIPE).show(6.7).move(6.8, 7.1, LEFT["mlp"] + AFTER - TILE / 2)
-    made.pieces[-1].move(7.9, 8.4, LEFT["mlp"] - 12).hide(8.5)
+    y = LANES.top(rank)
+    # dz is z, because the loss is half of the sum of squares
+    dz = made.travel(_tile(seen["z"], BACKWARD, "#FFFFFF"), y + PIPE, Z, 6.7, LEFT["mlp"] + AFTER - TILE / 2, 7.1)
+    dz.move(7.9, 8.4, LEFT["mlp"] - 12).hide(8.5)
     dy = made.piece(_tile(seen["dy"], BACKWARD, "#FFFFFF"), LEFT["mlp"] - 12, y + PIPE).show(8.5)
     dy.move(8.7, 8.9, LEFT["attention"] + AFTER - TILE / 2).move(9.8, 10.3, LEFT["attention"] - 12).hide(10.4)
     for index, (block, start) in enumerate((("mlp", 7.1), ("attention", 9.0))):
-        left, row = LEFT[block], y + BACK_ROW
+        left = LEFT[block]
         around = box(left + BLOCK, y + 26, 80, 78, "none", BACKWARD, 3)
         made.piece(around).show(start).hide(start + 0.7)
-        partial = _tile(seen["gradient"][index], BACKWARD, rank_tint(rank, 0.3), dashed=True)
-        made.piece(partial, left + BLOCK + 3, row).show(start + 0.4).move(
-            start + 0.5, start + 0.9, left + F_BAR - 27
-        ).hide(start + 1.3)
+        term = _tile(seen["gradient"][index], BACKWARD, rank_tint(rank, 0.3), dashed=True)
+        way = left + BLOCK + 3, start + 0.4, left + F_BAR - 27, start + 0.9, start + 1.3
+        made.travel(term, y + BACK_ROW, *way)
         glow = box(left + NORM, y + 26, 50, 78, "none", GOLD, 4) + box(left + BIAS, y + 26, 34, 40, "none", GOLD, 4)
         made.piece(glow).show(start + 1.5)
     made.piece(_tile(seen["dx"], BACKWARD, "#FFFFFF"), LEFT["attention"] - 12, y + PIPE).show(10.4).move(10.7, 11.0, X)
 
 
 def _tell(made: Movie) -> None:
-    told = {
-        0.0: "The stream, the same on both ranks.",
-        0.7: "A copy of it goes through the norm and f, without a message.",
-        2.0: "Each rank has a partial sum, and g adds the two.",
-        2.8: "The bias is added once, and the sum goes back into the stream.",
-        3.6: "The MLP does the same.",
-        6.4: "Backward, the gradient goes straight through g.",
-        7.6: "Each rank has a partial gradient, and f adds the two.",
-        8.8: "The attention does the same.",
-        10.6: "Gold: a full gradient on every rank, without any message.",
-    }
-    made.captions(10, 22, list(told.items()), bold=True)
-    counter = [(0.0, 0), (2.4, 1), (5.3, 2), (8.1, 3), (10.0, 4)]
-    made.captions(WIDTH - 10, 22, [(time, f"messages: {count}") for time, count in counter], anchor="end", bold=True)
-    stills = {0.6: 0.0, 1.6: 0.7, 2.65: 2.0, 3.55: 2.8, 5.55: 3.6, 7.15: 6.4, 8.25: 7.6, 10.15: 8.8, SECONDS: 10.6}
-    for time, start in stills.items():
-        made.frame(time, told[start], top=TOP - 26, height=HEIGHT - TOP + 12)
+    told = [
+        (0.0, 0.6, "The stream, the same on both ranks."),
+        (0.7, 1.6, "A copy of it goes through the norm and f, without a message."),
+        (2.0, 2.65, "Each rank has a partial sum, and g adds the two."),
+        (2.8, 3.55, "The bias is added once, and the sum goes back into the stream."),
+        (3.6, 5.55, "The MLP does the same."),
+        (6.4, 7.15, "Backward, the gradient goes straight through g."),
+        (7.6, 8.25, "Each rank has a partial gradient, and f adds the two."),
+        (8.8, 10.15, "The attention does the same."),
+        (10.6, SECONDS, "Gold: a full gradient on every rank, without any message."),
+    ]
+    made.tell(told, 22, top=LANES.first - 26)

@@ -7,7 +7,7 @@ the shelves follow from that.
 from collections.abc import Callable
 from typing import Any
 
-from pictures.moving.animation import BACKWARD, FORWARD, SMALL, WIDTH, Movie, box, text
+from pictures.moving.animation import BACKWARD, FORWARD, SECONDS, SMALL, WIDTH, Movie, box, text
 from tplab import device, launch
 from tplab.pipeline import Channels, Pipeline, Schedule, schedules
 from tplab.pipeline.examples import in_units, timed
@@ -16,7 +16,7 @@ from tplab.viz.colors import FAINT
 
 P, M = 4, 6
 UNIT = 0.05  # seconds of a forward pass in the real runs
-SECONDS, START, PACE = 12, 0.6, 0.38  # of the movie: its length, the start of the runs, and a unit of time
+START, PACE = 0.6, 0.38  # of the movie: the start of the runs, and a unit of time
 HEIGHT, TOP, PANEL = 470, 54, 208
 LEFT, PITCH, MACHINE = 96, 168, 84  # the first machine, from machine to machine, and the width of a machine
 SLOT, PARCEL = 15, 22  # the height of a place on the shelf, and the width of a parcel
@@ -46,24 +46,11 @@ def movie() -> Movie:
     runs = {name: in_units(launch(run, P, args=(plan,)), UNIT) for name, plan in plans.items()}
     took = {name: max(span.end for row in spans for span in row) for name, spans in runs.items()}
     full = {name: [_most(row) for row in spans] for name, spans in runs.items()}
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "GPipe and 1F1B on four machines",
-        f"Four machines and {M} parcels, twice: GPipe above, 1F1B below. Forward, a blue parcel moves from machine to "
-        "machine, and each machine puts a copy on its shelf. Backward, a red parcel moves the other way, and each "
-        f"machine takes its copy off the shelf. With GPipe, the shelves hold up to {_listed(full['GPipe'])} copies. "
-        "With 1F1B, the last machine turns every parcel around right away, and they hold up to "
-        f"{_listed(full['1F1B'])}. Both take the same time: {round(took['GPipe'])} and {round(took['1F1B'])} units.",
-    )
+    made = Movie(HEIGHT, "GPipe and 1F1B on four machines")
     for place, (name, spans) in enumerate(runs.items()):
         _panel(made, TOP + place * PANEL, name, spans, full[name])
     _tell(made, took)
     return made
-
-
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes[:-1])) + f", and {sizes[-1]}"
 
 
 def _most(row: list[Span]) -> int:
@@ -140,16 +127,14 @@ def _parcel(made: Movie, top: float, k: int, spans: Spans, kind: str) -> None:
 
 def _tell(made: Movie, took: dict[str, float]) -> None:
     end = _time(max(took.values()))
-    told = {
-        0.0: "Eight machines, and nothing to do yet.",
-        _time(0.2): "Forward: each machine puts a copy of the parcel on its shelf.",
-        _time(4.2): "Below, the last machine turns parcel 0 around right away.",
-        _time(9.2): "Above, all six parcels are on every shelf before the first one goes back.",
-        _time(17): "Backward: each machine takes its copy off the shelf.",
-        end: "Same time. Smaller shelves.",
-    }
-    starts = list(told)
-    stills = {_time(2.5): starts[1], _time(6.5): starts[2], _time(9.6): starts[3], _time(20): starts[4], SECONDS: end}
-    made.tell(told, stills, 12, 26, top=TOP - 14)
+    told = [
+        (0.0, None, "Eight machines, and nothing to do yet."),
+        (_time(0.2), _time(2.5), "Forward: each machine puts a copy of the parcel on its shelf."),
+        (_time(4.2), _time(6.5), "Below, the last machine turns parcel 0 around right away."),
+        (_time(9.2), _time(9.6), "Above, all six parcels are on every shelf before the first one goes back."),
+        (_time(17), _time(20), "Backward: each machine takes its copy off the shelf."),
+        (end, SECONDS, "Same time. Smaller shelves."),
+    ]
+    made.tell(told, 26, top=TOP - 14, x=12)
     both = " and ".join(dict.fromkeys(f"{round(units)}" for units in took.values()))
     made.piece(text(0, 0, f"{both} units of time", anchor="end"), WIDTH - 10, 26).show(end)

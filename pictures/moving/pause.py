@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pictures.moving.animation import SMALL, WIDTH, Movie, arrow, box, text
+from pictures.moving.animation import SECONDS, SMALL, WIDTH, Lanes, Movie, arrow, box, text
 from tplab import device, launch, record
 from tplab.collectives.by_hand import all_gather_steps, reduce_scatter_steps
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color
@@ -16,9 +16,8 @@ from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 P = TOKENS = 4
 FEATURES = 256
 RANKS = range(P)
-SECONDS = 12
 
-HEIGHT, TOP, LANE, GAP = 376, 62, 66, 6
+HEIGHT, LANES = 376, Lanes(62, 66, 6)
 CELL, CELL_GAP, CELL_HEIGHT = 72, 8, 40
 CELLS, STAMPS, SAVED, UP = 80, 404, 564, 692  # left ends
 SQUARE = 22
@@ -59,16 +58,7 @@ def movie() -> Movie:
     assert sum(sent) == total
     assert all(rank["sent"] == sent for rank in ranks)
     kept, full = ranks[0]["normalized"], without[0]["normalized"]
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "An all-reduce that takes a break",
-        f"Four ranks have a term of each of {TOKENS} tokens. In three steps, a reduce-scatter finishes one token on "
-        f"each rank, and each rank sends {sent[0]:,} bytes. Then everything stops. Each rank applies bias, dropout, "
-        f"residual and norm to {kept} token instead of {full}, and saves {kept} token instead of {full}. In three more "
-        f"steps, an all-gather brings all tokens to every rank for the next matmul, up. In the end, each rank has sent "
-        f"{total:,} bytes, as in an all-reduce without a break.",
-    )  # fmt: skip
+    made = Movie(HEIGHT, "An all-reduce that takes a break")
     for rank in RANKS:
         _lane(made, rank)
     _reduce_scatter(made, [rank["chunks"][0] for rank in ranks])
@@ -79,7 +69,7 @@ def movie() -> Movie:
 
 
 def _middle(rank: int) -> float:
-    return TOP + rank * (LANE + GAP) + LANE / 2
+    return LANES.top(rank) + LANES.height / 2
 
 
 def _left(token: int) -> float:
@@ -102,7 +92,7 @@ def _done(token: int) -> str:
 
 
 def _lane(made: Movie, rank: int) -> None:
-    made.lane(rank, _middle(rank) - LANE / 2, LANE, label=(18, LANE / 2 + 5))
+    made.lane(rank, LANES, label=(18, LANES.height / 2 + 5))
     up = box(UP, -24, 54, 48, "#FFFFFF", rank_color(rank), 2) + text(UP + 27, 5, "up", anchor="middle", bold=True)
     made.piece(up, 0, _middle(rank)).fade(0, 0.35).fade(UP_TIME, 1)
 
@@ -135,8 +125,8 @@ def _reduce_scatter(made: Movie, chunks: list[list[int]]) -> None:
 
 
 def _break(made: Movie, kept: int, full: int) -> None:
-    made.draw(text(STAMPS, TOP - 10, "on its own token", size=SMALL, color=FAINT))
-    made.draw(text(SAVED, TOP - 10, "saved for backward", size=SMALL, color=FAINT))
+    made.draw(text(STAMPS, LANES.first - 10, "on its own token", size=SMALL, color=FAINT))
+    made.draw(text(SAVED, LANES.first - 10, "saved for backward", size=SMALL, color=FAINT))
     for rank in RANKS:
         for number, (name, time) in enumerate(zip(("bias", "dropout", "+ x", "norm"), STAMPED, strict=True)):
             at = number % 2 * 70, number // 2 * 26 - 26
@@ -165,17 +155,17 @@ def _all_gather(made: Movie, chunks: list[list[int]]) -> None:
 
 
 def _tell(made: Movie, sent: list[int], total: int, full: int) -> None:
-    told = {
-        0.0: "Each rank has one term of every token. A cell's colors show whose terms it contains.",
-        1.0: "Reduce-scatter: each rank passes a sum on to the next rank, which adds its own term.",
-        3.3: "After three steps, each token is complete on exactly one rank.",
-        3.9: "Break! Each rank applies bias, dropout, residual, and norm to its own token only.",
-        6.6: "So each rank saves one token for the backward pass instead of four.",
-        7.2: "All-gather: each rank passes a complete token on to the next rank.",
-        9.6: "Now every rank has all the tokens for the next matmul.",
-    }
-    made.tell(told, {0.9: 0.0, 2.4: 1.0, 3.8: 3.3, 6.5: 3.9, 7.1: 6.6, 8.6: 7.2, SECONDS: 9.6}, 10, 22, top=TOP - 26)
-    bottom = TOP + P * (LANE + GAP)
+    told = [
+        (0.0, 0.9, "Each rank has one term of every token. A cell's colors show whose terms it contains."),
+        (1.0, 2.4, "Reduce-scatter: each rank passes a sum on to the next rank, which adds its own term."),
+        (3.3, 3.8, "After three steps, each token is complete on exactly one rank."),
+        (3.9, 6.5, "Break! Each rank applies bias, dropout, residual, and norm to its own token only."),
+        (6.6, 7.1, "So each rank saves one token for the backward pass instead of four."),
+        (7.2, 8.6, "All-gather: each rank passes a complete token on to the next rank."),
+        (9.6, SECONDS, "Now every rank has all the tokens for the next matmul."),
+    ]
+    made.tell(told, 22, top=LANES.first - 26)
+    bottom = LANES.top(P)
     counts = [(0.0, 0)]
     for half, start in enumerate(HALVES):
         counts += [

@@ -68,7 +68,6 @@ def movie() -> Movie:
     ranks = {p: launch(step, p, timeout=1800)[0] for p in SIZES}
     made = Movie(
         _bottom() + 60,
-        0,
         "GPT-2 small on 1, 2 and 4 ranks",
         "Three GPTs side by side, on 1, 2 and 4 ranks. The embedding, each layer's attention and MLP, the logits and "
         "the loss are split into one stripe per rank. Positions, norms and residuals are gray, because every rank "

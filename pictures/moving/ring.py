@@ -11,14 +11,13 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SMALL, Movie, box, line, rank_tint, text
+from pictures.moving.animation import BACKWARD, SECONDS, SMALL, Movie, box, line, rank_tint, text
 from tplab import device, launch, record
 from tplab.collectives import gather, record_ring, reduce_scatter_steps, ring_all_gather, scatter
 from tplab.collectives.ring_run import Message
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 
 P, ELEMENTS = 4, 1000  # float32, so a tensor has 4,000 bytes
-SECONDS = 12
 START, STEP = 1.2, 1.25  # seconds: when the first step begins, and how long a step takes
 
 CENTER, ACROSS, DOWN = (236, 236), 146, 128  # of the ring, and how far from it the ranks stand
@@ -50,16 +49,7 @@ def movie() -> Movie:
     link, tensor = sum(step[0].bytes for step in run.messages), run.size
     assert tensor == 4 * ELEMENTS
     assert star[0] == ((P - 1) * tensor,) * 2
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "Ring all-reduce on four ranks",
-        f"Four ranks in a ring, each with a tensor of {P} chunks. In {P - 1} steps, each rank sends one chunk to its "
-        f"right-hand neighbor, which adds its own, until each rank has one finished chunk. In {P - 1} more steps, the "
-        f"finished chunks go around and are copied. Each link carries {link:,} bytes, {link / tensor:g} times the "
-        f"tensor's {tensor:,} bytes. Beside it, a star: rank 0 collects all tensors and sends the sum back, so "
-        f"{star[0][0]:,} bytes come in through its link and {star[0][1]:,} bytes go out.",
-    )
+    made = Movie(HEIGHT, "Ring all-reduce on four ranks")
     _ring(made, run.messages)
     _steps(made, run.messages)
     _star(made, star)
@@ -188,12 +178,12 @@ def _tell(made: Movie, link: float, tensor: int, star: float) -> None:
     made.captions(x, y - 2, names, size=20, anchor="middle", bold=True)
     phases = [(0.01, ""), (START, "reduce-scatter: add"), (_begin(P), "all-gather: copy")]
     made.captions(x, y + 20, phases, size=SMALL, color=FAINT, anchor="middle")
-    made.frame(START - 0.2, told[0][1], top=40, height=HEIGHT - 40)
+    made.frame(START - 0.2, told[0][1], top=40)
     for step in range(1, last + 1):
         on_its_way = f"Step {step} of {last}: " + (
             "each chunk is added to the next rank's chunk."
             if step < P
             else "each finished chunk is copied to the next rank."
         )
-        made.frame(_begin(step) + 1.0, on_its_way, top=40, height=HEIGHT - 40)
-    made.frame(SECONDS, told[-1][1], top=40, height=HEIGHT - 40)
+        made.frame(_begin(step) + 1.0, on_its_way, top=40)
+    made.frame(SECONDS, told[-1][1], top=40)

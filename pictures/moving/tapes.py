@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from pictures.moving.animation import BACKWARD, INK, SMALL, Movie, box, text
+from pictures.moving.animation import BACKWARD, INK, SECONDS, SMALL, Lanes, Movie, box, text
 from tplab import device, launch
 from tplab.tensor.rng import checkpoint, seed_all
 from tplab.viz.colors import GOLD, rank_color
@@ -17,13 +17,12 @@ from tplab.viz.colors import GOLD, rank_color
 PIECE, PIECES = 4, 4  # elements of a mask, and masks that a tape shows
 STREAMS = ("torch's own", "replicated", "sharded")
 RANKS = (0, 1)
-SECONDS = 12
 SEED = 6
 
 CELL, TALL = 19, 18
 TAPE, FIRST, SECOND, AGAIN = 122, 452, 552, 660  # the left ends of a tape and of the masks
-TOP, LANE, GAP, ROW = 78, 142, 12, 40  # ROW: from one tape to the next
-HEIGHT = TOP + 2 * LANE + GAP + 8
+LANES, ROW = Lanes(78, 142, 12), 40  # ROW: from one tape to the next
+HEIGHT = LANES.bottom(1) + 8
 GRAY = "#8A8A8A"
 
 
@@ -62,26 +61,13 @@ def run() -> dict:
 
 def movie() -> Movie:
     ranks = launch(run, len(RANKS))
-    made = Movie(
-        HEIGHT,
-        SECONDS,
-        "Random streams on each of two ranks",
-        "Each rank has a row of random numbers for torch's default generator, one for the stream replicated, and one "
-        "for the stream sharded. Both ranks have the same numbers in replicated and different ones in sharded. Each "
-        "dropout reads the next four numbers of a stream. When rank 0 draws an extra number, only its default "
-        "generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, "
-        "so the masks are wrong. The checkpointing of this chapter first returns to a flag, so the masks are the same.",
-    )
+    made = Movie(HEIGHT, "Random streams on each of two ranks")
     for left, name in ((FIRST, "step 1"), (SECOND, "step 2"), (AGAIN, "step 2 again")):
-        made.draw(text(left + PIECE * CELL / 2, TOP - 12, name, size=SMALL, anchor="middle", bold=True))
+        made.draw(text(left + PIECE * CELL / 2, LANES.first - 12, name, size=SMALL, anchor="middle", bold=True))
     for rank in RANKS:
         _lane(made, rank, ranks[rank])
     _tell(made)
     return made
-
-
-def _top(rank: int) -> float:
-    return TOP + rank * (LANE + GAP)
 
 
 def _cells(mask, color: str, marked=None, mark: str = INK) -> str:
@@ -94,8 +80,8 @@ def _cells(mask, color: str, marked=None, mark: str = INK) -> str:
 
 
 def _lane(made: Movie, rank: int, seen: dict) -> None:
-    top = _top(rank)
-    made.lane(rank, top, LANE, label=(18, 17))
+    top = LANES.top(rank)
+    made.lane(rank, LANES, label=(18, 17))
     for row, name in enumerate(STREAMS):
         y = top + 28 + row * ROW
         color = rank_color(rank) if name == "sharded" else GRAY
@@ -142,13 +128,13 @@ def _stamp(made: Movie, mask, color: str, y: float, piece: int, to: float, at: f
 
 
 def _tell(made: Movie) -> None:
-    told = {
-        0.0: "The gray random numbers are the same on both ranks. The colored ones aren't.",
-        1.2: "Dropout inside the MLP draws from “sharded”, so each rank drops its own elements.",
-        2.6: "Dropout after g draws from “replicated”, so both ranks drop the same elements.",
-        4.0: "Rank 0 draws an extra number. Only torch's default generator advances.",
-        5.0: "In step 2, both streams continue where they stopped. (We'll need the flags later.)",
-        7.2: "Torch's checkpointing recomputes step 2 with new random numbers, so the masks are wrong!",
-        9.1: "Yours returns to the flags first, so the recomputation drops the same elements.",
-    }
-    made.tell(told, {1.1: 0.0, 2.5: 1.2, 3.9: 2.6, 4.9: 4.0, 7.1: 5.0, 8.9: 7.2, SECONDS: 9.1}, 10, 24, top=TOP - 30)
+    told = [
+        (0.0, 1.1, "The gray random numbers are the same on both ranks. The colored ones aren't."),
+        (1.2, 2.5, "Dropout inside the MLP draws from “sharded”, so each rank drops its own elements."),
+        (2.6, 3.9, "Dropout after g draws from “replicated”, so both ranks drop the same elements."),
+        (4.0, 4.9, "Rank 0 draws an extra number. Only torch's default generator advances."),
+        (5.0, 7.1, "In step 2, both streams continue where they stopped. (We'll need the flags later.)"),
+        (7.2, 8.9, "Torch's checkpointing recomputes step 2 with new random numbers, so the masks are wrong!"),
+        (9.1, SECONDS, "Yours returns to the flags first, so the recomputation drops the same elements."),
+    ]
+    made.tell(told, 24, top=LANES.first - 30)

@@ -1,6 +1,7 @@
 """Rectangles for tensors: filled blocks in a rank's color, with the tensor's name, its shape and its cells."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -10,15 +11,27 @@ from tplab.viz.colors import FAINT, INK, on_white, rank_color, rank_fill, rank_h
 _MOST_CELLS = 16  # cells are drawn up to this many rows or columns
 
 
+def rectangle(
+    axes: Axes, x: float, y: float, width: float, height: float, fill: Any, edge: Any = "none", line: float = 0.8,
+    **more: Any,
+) -> None:  # fmt: skip
+    """Draw a rectangle with its upper left corner at (x, y), and with an edge of `line` points if it has a color."""
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=edge, linewidth=line, **more))
+
+
+def centered(axes: Axes, x: float, y: float, text: str, size: float, bold: bool = False, **more: Any) -> None:
+    """Write a text around (x, y)."""
+    weight = "bold" if bold else "normal"
+    axes.text(x, y, text, fontsize=size, fontweight=weight, ha="center", **{"va": "center", **more})
+
+
 def block(
     axes: Axes, x: float, y: float, width: float, height: float, rank: int | None, cells: tuple[int, int] = (1, 1)
 ) -> None:
     """Draw a rectangle in the rank's color, with its upper left corner at (x, y), split into (rows, columns) cells."""
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=rank_fill(rank), edgecolor="none"))
+    rectangle(axes, x, y, width, height, rank_fill(rank))
     hatch_color = rank_color(rank) + "66"
-    axes.add_patch(
-        Rectangle((x, y), width, height, facecolor="none", edgecolor=hatch_color, hatch=rank_hatch(rank), linewidth=0)
-    )
+    rectangle(axes, x, y, width, height, "none", hatch_color, 0, hatch=rank_hatch(rank))
     rows, columns = cells
     if rows <= _MOST_CELLS and columns <= _MOST_CELLS:
         for row in range(1, rows):
@@ -29,13 +42,12 @@ def block(
             at = x + width * column / columns
             axes.plot([at, at], [y, y + height], color="white", linewidth=0.9, solid_capstyle="butt")
     outline = INK if rank is None else rank_color(rank)
-    axes.add_patch(Rectangle((x, y), width, height, facecolor="none", edgecolor=outline, linewidth=1.3))
+    rectangle(axes, x, y, width, height, "none", outline, 1.3)
 
 
 def label(axes: Axes, x: float, y: float, text: str, size: float = 9.0, bold: bool = False) -> None:
     """Draw text centered on (x, y), on a translucent white background so that it's readable above cells and hatches."""
-    weight = "bold" if bold else "normal"
-    axes.text(x, y, text, fontsize=size, fontweight=weight, ha="center", va="center", bbox=on_white(0.82))
+    centered(axes, x, y, text, size, bold, bbox=on_white(0.82))
 
 
 def arrow(

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from tplab.cost.clock import Operation, Timing, play
-from tplab.viz.blocks import text_width
-from tplab.viz.colors import FAINT, GOLD, INK, RED, WIDTH, Picture, chart, rank_color, rows, style, tint
+from tplab.viz.blocks import centered, text_width
+from tplab.viz.colors import FAINT, GOLD, RED, WIDTH, Picture, chart, rank_color, rows, style, tint
 from tplab.viz.controls import Frames
 
 _LANES = ("compute", "wire")
@@ -73,7 +73,7 @@ def _spans(timing: Timing[str]) -> list[Any]:
 def _box(axes: Axes, lane: int, start: float, end: float, name: str, color: str, total: float) -> None:
     axes.barh(lane, end - start, _HEIGHT, left=start, color=tint(color, 0.6), edgecolor=color, linewidth=0.8)
     if (end - start) / total * (WIDTH - 1.3) > text_width(name, 8.5) + 0.05:
-        axes.text((start + end) / 2, lane, name, fontsize=8.5, ha="center", va="center", color=INK)
+        centered(axes, (start + end) / 2, lane, name, 8.5)
 
 
 def _text(value: float) -> str:

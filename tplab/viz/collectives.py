@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from tplab.common import units
-from tplab.viz.blocks import arrow, text_width
-from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, on_white, rank_color, rank_fill, rank_hatch, style
+from tplab.viz.blocks import arrow, centered, rectangle, text_width
+from tplab.viz.colors import FAINT, NOBODY, Picture, canvas, on_white, rank_color, rank_fill, rank_hatch, style
 
 _HEIGHT = 0.27  # height of a cell, in inches
 _MARGIN = 0.12
@@ -39,15 +38,13 @@ def collective(results: Sequence[Any], *, name: str) -> Picture:
             axes.text(left, top + 0.1, ("before", "after")[side], fontsize=9, color=FAINT, va="center")
             for rank, column in enumerate(columns):
                 x = left + rank * (cell + 0.16)
-                axes.text(
-                    x + cell / 2, top + 0.34, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center"
-                )
+                centered(axes, x + cell / 2, top + 0.34, f"rank {rank}", 9, bold=True)
                 for row, text in enumerate(column):
                     _cell(axes, x, top + 0.5 + row * _HEIGHT, cell, text)
                 if not column:
                     _nothing(axes, x, top + 0.5, cell)
         x, y = _MARGIN + half, top + 0.5 + rows * _HEIGHT / 2
-        axes.text(x + between / 2, y - 0.16, name, fontsize=9.5, fontweight="bold", ha="center", va="center")
+        centered(axes, x + between / 2, y - 0.16, name, 9.5, bold=True)
         arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
     each = "; ".join(
         f"rank {r} has {_said(a)} and then {_said(b)}" for r, (a, b) in enumerate(zip(*sides, strict=True))
@@ -70,7 +67,7 @@ def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Pictu
         picture, axes = canvas(left + p * (width + gap) + 0.1, top + steps * step_height - 0.4, caption, title)
         for rank in range(p):
             x = left + rank * (width + gap) + width / 2
-            axes.text(x, top - 0.14, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center")
+            centered(axes, x, top - 0.14, f"rank {rank}", 9, bold=True)
         for step in range(steps):
             y = top + step * step_height
             axes.text(_MARGIN, y + 0.15, f"step {step}" if step else "start", fontsize=9, va="center")
@@ -111,27 +108,20 @@ def _cell(axes: Axes, x: float, y: float, width: float, text: str, size: float =
     """Draw a number on the colors of the ranks that it came from, side by side."""
     sources = _sources(text)
     if not sources:
-        axes.add_patch(Rectangle((x, y), width, _HEIGHT, facecolor=NOBODY, edgecolor="white", linewidth=0.9))
+        rectangle(axes, x, y, width, _HEIGHT, NOBODY, "white", 0.9)
     for index, rank in enumerate(sources):
         each = width / len(sources)
         at = x + index * each
-        axes.add_patch(Rectangle((at, y), each, _HEIGHT, facecolor=rank_fill(rank), edgecolor="none"))
-        axes.add_patch(
-            Rectangle((at, y), each, _HEIGHT, facecolor="none", edgecolor=rank_color(rank) + "66",
-                      hatch=rank_hatch(rank), linewidth=0)
-        )  # fmt: skip
-    axes.add_patch(Rectangle((x, y), width, _HEIGHT, facecolor="none", edgecolor=FAINT, linewidth=0.8))
-    axes.text(
-        x + width / 2, y + _HEIGHT / 2, text, fontsize=size, ha="center", va="center_baseline",
-        color=INK, bbox=on_white(0.6) if text else None,
-    )  # fmt: skip
+        rectangle(axes, at, y, each, _HEIGHT, rank_fill(rank))
+        rectangle(axes, at, y, each, _HEIGHT, "none", rank_color(rank) + "66", 0, hatch=rank_hatch(rank))
+    rectangle(axes, x, y, width, _HEIGHT, "none", FAINT)
+    white = on_white(0.6) if text else None
+    centered(axes, x + width / 2, y + _HEIGHT / 2, text, size, va="center_baseline", bbox=white)
 
 
 def _nothing(axes: Axes, x: float, y: float, width: float) -> None:
-    axes.add_patch(
-        Rectangle((x, y), width, _HEIGHT, facecolor="none", edgecolor=FAINT, linewidth=0.9, linestyle=(0, (2, 2)))
-    )
-    axes.text(x + width / 2, y + _HEIGHT / 2, "–", fontsize=9, color=FAINT, ha="center", va="center")
+    rectangle(axes, x, y, width, _HEIGHT, "none", FAINT, 0.9, linestyle=(0, (2, 2)))
+    centered(axes, x + width / 2, y + _HEIGHT / 2, "–", 9, color=FAINT)
 
 
 def _texts(value: Any) -> list[str]:

@@ -120,10 +120,10 @@ def canvas(width: float, height: float, caption: str, title: str | None = None) 
     return picture, axes
 
 
-def rows(axes: Axes, names: Sequence[str], below: float = 0.55) -> None:
-    """Name the rows of a chart from the top down. Row i is at y = i, and `below` is the space below the last one."""
+def rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of a chart from the top down. Row i is at y = i."""
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 1 + below, -0.55)
+    axes.set_ylim(len(names) - 0.45, -0.55)
     axes.tick_params(left=False)
 
 

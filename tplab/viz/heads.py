@@ -9,9 +9,7 @@ v0            v0
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from matplotlib.patches import Rectangle
-
-from tplab.viz.blocks import block, label, text_width
+from tplab.viz.blocks import block, centered, label, rectangle, text_width
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
 _ROW = 0.5  # inches from one row of heads to the next
@@ -42,7 +40,7 @@ def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = N
             axes.text(_LEFT - 0.14, top + line * _ROW + _HEIGHT / 2, row, fontsize=10.5, ha="right", va="center")
         for rank, held in enumerate(ranks):
             x = _LEFT + rank * (each + _GAP)
-            axes.text(x + each / 2, top - 0.17, f"rank {rank}", fontsize=9.5, ha="center", va="center")
+            centered(axes, x + each / 2, top - 0.17, f"rank {rank}", 9.5)
             for line, row in enumerate(rows):
                 wide = each / max(len(held[row]), 1)
                 y = top + line * _ROW
@@ -50,8 +48,8 @@ def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = N
                     left = x + place * wide
                     block(axes, left, y, wide, _HEIGHT, rank)
                     if owners[row, number] > 1:
-                        inside = (left + 0.045, y + 0.045), wide - 0.09, _HEIGHT - 0.09
-                        axes.add_patch(Rectangle(*inside, fill=False, edgecolor=INK, linewidth=1.1, linestyle="--"))
+                        inside = left + 0.045, y + 0.045, wide - 0.09, _HEIGHT - 0.09
+                        rectangle(axes, *inside, "none", INK, 1.1, linestyle="--")
                     label(axes, left + wide / 2, y + _HEIGHT / 2, f"{row}{number}", 9, bold=True)
         if shared:
             note = "dashed: a copy; the same head is on more than one rank"

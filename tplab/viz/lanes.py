@@ -7,9 +7,7 @@ same on every rank. Whatever belongs to the backward pass is red.
 
 from collections.abc import Sequence
 
-from matplotlib.patches import Rectangle
-
-from tplab.viz.blocks import arrow, text_width
+from tplab.viz.blocks import arrow, centered, rectangle, text_width
 from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, RED, WIDTH, Picture, canvas, rank_color, rank_fill, tint
 
 CELL = 0.4  # inches, like everything here: the width of an element
@@ -36,12 +34,8 @@ class Lanes:
         self.axes.text(MARGIN, height - 0.16, caption, fontsize=9.5, va="center")
         for rank in range(p):
             top = self.top(rank)
-            self.axes.add_patch(
-                Rectangle(
-                    (MARGIN / 2, top - 0.3), WIDTH - MARGIN, rows * ROW + 0.38, facecolor=tint(rank_color(rank), 0.06),
-                    edgecolor=tint(rank_color(rank), 0.5), linewidth=0.8, zorder=0,
-                )
-            )  # fmt: skip
+            fill, edge = (tint(rank_color(rank), strength) for strength in (0.06, 0.5))
+            rectangle(self.axes, MARGIN / 2, top - 0.3, WIDTH - MARGIN, rows * ROW + 0.38, fill, edge, zorder=0)
             self.write(MARGIN, top - 0.16, f"rank {rank}", bold=True)
 
     def top(self, rank: int) -> float:
@@ -78,18 +72,13 @@ class Lanes:
         """
         y, width = self.top(rank) + row * ROW, CELL * len(values)
         color = FAINT if mine is None else rank_color(mine)
-        box = Rectangle((x, y), width, ROW * 0.92, facecolor=rank_fill(mine), edgecolor=color, linewidth=0.6)
-        self.axes.add_patch(box)
+        rectangle(self.axes, x, y, width, ROW * 0.92, rank_fill(mine), color, 0.6)
         if gold or red:
             edge = GOLD if gold else RED
-            self.axes.add_patch(
-                Rectangle((x, y), width, ROW * 0.92, facecolor="none", edgecolor=edge, linewidth=1.8, zorder=3)
-            )
+            rectangle(self.axes, x, y, width, ROW * 0.92, "none", edge, 1.8, zorder=3)
         for column, value in enumerate(values):
-            self.axes.text(
-                x + (column + 0.5) * CELL, y + 0.46 * ROW, number(value), fontsize=8, ha="center", va="center_baseline",
-                color=FAINT if faint else RED if red else INK,
-            )  # fmt: skip
+            at, ink = (x + (column + 0.5) * CELL, y + 0.46 * ROW), FAINT if faint else RED if red else INK
+            centered(self.axes, *at, number(value), 8, color=ink, va="center_baseline")
         if name:
             self.write(x + width / 2, y - 0.1, name, ha="center", color=RED if red else FAINT)
 
@@ -110,8 +99,7 @@ class Lanes:
                 continue
             length = width * value / largest
             fill, edge = tint(rank_color(rank), 0.6), GOLD if row == gold else "none"
-            bar = Rectangle((x, y + 0.03), length, ROW - 0.06, facecolor=fill, edgecolor=edge, linewidth=1.6, zorder=2)
-            self.axes.add_patch(bar)
+            rectangle(self.axes, x, y + 0.03, length, ROW - 0.06, fill, edge, 1.6, zorder=2)
             at, side = (x - 0.05, "right") if value >= 0 else (x + 0.05, "left")  # opposite the bar
             self.write(at, y + ROW / 2, f"{name} {number(value)}" if numbers else name, size=7, color=INK, ha=side)
 
@@ -119,12 +107,7 @@ class Lanes:
         """Draw an operator across all lanes: filled if it sends something, and open if it sends nothing."""
         top, bottom = self.top(0) - 0.2, self.top(self.p - 1) + self.rows * ROW
         color = RED if red else INK
-        self.axes.add_patch(
-            Rectangle(
-                (x, top), 0.13, bottom - top, facecolor=color if active else "white", edgecolor=color, linewidth=1,
-                zorder=3,
-            )
-        )  # fmt: skip
+        rectangle(self.axes, x, top, 0.13, bottom - top, color if active else "white", color, 1, zorder=3)
         self.write(x + 0.065, top - 0.1, name, ha="center", bold=True, color=color, size=9)
 
     def arrow(self, start: tuple[float, float], stop: tuple[float, float], *, color: str = FAINT) -> None:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle
 
 from tplab.common import units
-from tplab.viz.blocks import arrow, block, label
+from tplab.viz.blocks import arrow, block, centered, label
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
 _ROW = 2.0  # inches from the attention's row to the MLP's
@@ -60,14 +60,14 @@ def _row(axes: Axes, y: float, name: str, ends: tuple[str, str], ranks: int, cal
         label(axes, sum(_BLOCK) / 2, top + height / 2, words, 9 if ranks <= 4 else 6.5)
     for at, letter, call, ahead in ((_F, "f", calls[1], False), (_G, "g", calls[0], True)):
         axes.add_patch(Circle((at, y), 0.17, facecolor="white", edgecolor=INK, linewidth=1.3))
-        axes.text(at, y, letter, fontsize=10.5, fontstyle="italic", ha="center", va="center")
+        centered(axes, at, y, letter, 10.5, fontstyle="italic")
         _sent(axes, at, y, call, ahead)
     axes.add_patch(Circle((_PLUS, y), 0.14, facecolor="white", edgecolor=INK, linewidth=1.3))
-    axes.text(_PLUS, y, "+", fontsize=10.5, ha="center", va="center")
+    centered(axes, _PLUS, y, "+", 10.5)
     leaves, high = 0.4, y - 0.72  # the residual is taken before the norm
     axes.plot([leaves, leaves, _PLUS], [y, high, high], color=INK, linewidth=1.2, solid_joinstyle="miter")
     arrow(axes, (_PLUS, high), (_PLUS, y - 0.14), color=INK, width=1.2)
-    axes.text(5.4, high - 0.1, "residual", fontsize=8.5, ha="center", va="center")
+    centered(axes, 5.4, high - 0.1, "residual", 8.5)
     for text, at, side in ((ends[0], start, "left"), (ends[1], stop, "right")):
         axes.text(at, y - 0.14, text, fontsize=10.5, fontstyle="italic", ha=side, va="center")
 
@@ -80,9 +80,9 @@ def _sent(axes: Axes, at: float, y: float, calls: Sequence[Any], ahead: bool) ->
     if not calls:
         text = f"{direction}\nnothing sent"
     axes.plot([at, at], [y + 0.17, below - 0.16], color=FAINT, linewidth=0.9, linestyle=":")
-    axes.text(at, below, text, fontsize=8.5, ha="center", va="center", linespacing=1.25)
+    centered(axes, at, below, text, 8.5, linespacing=1.25)
 
 
 def _box(axes: Axes, span: tuple[float, float], y: float, text: str) -> None:
     block(axes, span[0], y - 0.25, span[1] - span[0], 0.5, None)
-    axes.text(sum(span) / 2, y, text, fontsize=9, ha="center", va="center", linespacing=1.15)
+    centered(axes, sum(span) / 2, y, text, 9, linespacing=1.15)

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from tplab.viz.blocks import block, shape_text, text_width
+from tplab.viz.blocks import block, centered, rectangle, shape_text, text_width
 from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, on_white, style
 
 _ROW = 0.26  # inches: the height of a row
@@ -56,16 +55,14 @@ def lookup(
             rows = [i - part["start"] if owner == rank else None for i, owner in zip(ids, owners, strict=True)]
             _draw_vectors(axes, x + side, below, cell, part["vectors"], mine, rows)
             sign = "+" if rank < len(parts) - 1 else "="
-            axes.text(
-                x + side + grid + _GAP / 2, below + len(ids) * _ROW / 2, sign, fontsize=14, ha="center", va="center"
-            )
+            centered(axes, x + side + grid + _GAP / 2, below + len(ids) * _ROW / 2, sign, 14)
             x += side + grid + _GAP
         middle, out = x + total / 2, parts[0]["out"]
-        axes.text(middle, below - 0.32, "g: the sum", fontsize=9, fontweight="bold", ha="center", va="center")
-        axes.text(middle, below - 0.13, "on every rank", fontsize=8, color=FAINT, ha="center", va="center")
+        centered(axes, middle, below - 0.32, "g: the sum", 9, bold=True)
+        centered(axes, middle, below - 0.13, "on every rank", 8, color=FAINT)
         _draw_vectors(axes, middle - grid / 2, below, cell, out, owners, [None] * len(ids))
         foot = below + len(ids) * _ROW + 0.14
-        axes.text(middle, foot, shape_text(out.shape), fontsize=8, color=FAINT, ha="center", va="center")
+        centered(axes, middle, foot, shape_text(out.shape), 8, color=FAINT)
     places = ["no rank" if owner is None else f"rank {owner}" for owner in owners]
     each = ", ".join(f"id {i} on {place}" for i, place in zip(ids, places, strict=True))
     picture.description = (
@@ -79,8 +76,8 @@ def _draw_table(
     axes: Axes, x: float, y: float, cell: float, rank: int, start: int, table: Tensor, vocab_size: int
 ) -> None:
     middle = x + cell * table.shape[1] / 2
-    axes.text(middle, y - 0.34, f"rank {rank}", fontsize=9.5, fontweight="bold", ha="center", va="center")
-    axes.text(middle, y - 0.14, shape_text(table.shape), fontsize=8, color=FAINT, ha="center", va="center")
+    centered(axes, middle, y - 0.34, f"rank {rank}", 9.5, bold=True)
+    centered(axes, middle, y - 0.14, shape_text(table.shape), 8, color=FAINT)
     for row, values in enumerate(table.tolist()):
         padding = start + row >= vocab_size
         name = "pad" if padding else f"id {start + row}"
@@ -111,13 +108,13 @@ def _draw_row(
 ) -> None:
     width, height = cell * len(values), _ROW * 0.92
     if rank is None:
-        axes.add_patch(Rectangle((x, y), width, height, facecolor=NOBODY, edgecolor=FAINT, linewidth=0.6))
+        rectangle(axes, x, y, width, height, NOBODY, FAINT, 0.6)
     else:
         block(axes, x, y, width, height, rank, (1, len(values)))
     for column, value in enumerate(values):
         at = x + (column + 0.5) * cell, y + 0.46 * _ROW
         color = FAINT if faint else INK
-        axes.text(*at, _text(value), fontsize=9, color=color, ha="center", va="center_baseline", bbox=on_white(0.55))
+        centered(axes, *at, _text(value), 9, color=color, va="center_baseline", bbox=on_white(0.55))
 
 
 def _owners(foreign: Sequence[Any]) -> list[int | None]:

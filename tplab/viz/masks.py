@@ -7,7 +7,7 @@ from matplotlib.collections import PatchCollection
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from tplab.viz.blocks import shape_text, text_width
+from tplab.viz.blocks import rectangle, shape_text, text_width
 from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, rank_color, style, tint
 
 _MOST = 32  # in a mask with more rows or columns, positions can't be distinguished
@@ -55,7 +55,7 @@ def _draw(axes: Any, x: float, y: float, cell: float, rank: int, mask: Tensor) -
         if keeps
     ]
     axes.add_collection(PatchCollection(kept, facecolor=tint(rank_color(rank), 0.85), edgecolor="white", linewidth=0.6))
-    axes.add_patch(Rectangle((x, y), columns * cell, rows * cell, facecolor="none", edgecolor=FAINT, linewidth=0.8))
+    rectangle(axes, x, y, columns * cell, rows * cell, "none", FAINT)
 
 
 def _world_size(masks: Mapping[str, Sequence[Tensor]]) -> int:

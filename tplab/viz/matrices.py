@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.viz.blocks import block, shape_text, text_width
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, on_white, style
+from tplab.viz.blocks import block, centered, shape_text, text_width
+from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, on_white, style
 
 _MOST = 10  # the most rows and columns of a tensor that are shown; dots stand for the rest
 _CELL_HEIGHT = 0.27
@@ -111,12 +111,12 @@ def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
         return
     top = y + (0.62 if entry.headings else 0.42)
     for j, text in enumerate(entry.headings):
-        axes.text(x + (j + 0.5) * entry.cell_width, top - 0.11, text, fontsize=9, ha="center", va="center")
+        centered(axes, x + (j + 0.5) * entry.cell_width, top - 0.11, text, 9)
     block(axes, x, top, columns * entry.cell_width, rows * _CELL_HEIGHT, entry.rank, (rows, columns))
     for i, row in enumerate(entry.cells):
         for j, text in enumerate(row):
             at = x + (j + 0.5) * entry.cell_width, top + (i + 0.5) * _CELL_HEIGHT
-            axes.text(*at, text, fontsize=9, ha="center", va="center_baseline", color=INK, bbox=on_white(0.55))
+            centered(axes, *at, text, 9, va="center_baseline", bbox=on_white(0.55))
 
 
 def _entries(tensors: Mapping[str, Any]) -> list[_Entry]:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
-from tplab.viz.blocks import block, label
+from tplab.viz.blocks import block, centered, label, rectangle
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
 _NAMES = {"tp": "tensor parallel", "pp": "pipeline parallel", "dp": "data parallel"}
@@ -51,19 +50,14 @@ def _rank(axes: Axes, x: float, y: float, width: float, rank: int, group: int, c
     if width > 0.3:
         label(axes, x + width / 2, y + 0.17, str(rank), size)
     else:
-        axes.text(x + width / 2, y + 0.17, str(rank), fontsize=size, ha="center", va="center")
+        centered(axes, x + width / 2, y + 0.17, str(rank), size)
     letter = _LETTERS[group] if count <= len(_LETTERS) else str(group)
-    axes.text(x + width / 2, y + 0.45, letter, fontsize=size, ha="center", va="center", color=FAINT)
+    centered(axes, x + width / 2, y + 0.45, letter, size, color=FAINT)
 
 
 def _nodes(axes: Axes, count: int, width: float, top: float, bottom: float) -> None:
     for start in range(0, count, _NODE):
         length = min(_NODE, count - start) * width
-        axes.add_patch(
-            Rectangle(
-                (_LEFT + start * width, top - 0.1), length, bottom - top, facecolor="none", edgecolor=INK, linewidth=1,
-                linestyle=(0, (4, 2)),
-            )
-        )  # fmt: skip
+        rectangle(axes, _LEFT + start * width, top - 0.1, length, bottom - top, "none", INK, 1, linestyle=(0, (4, 2)))
         name = f"node {start // _NODE}"
-        axes.text(_LEFT + start * width + length / 2, bottom + 0.03, name, fontsize=8.5, ha="center", va="center")
+        centered(axes, _LEFT + start * width + length / 2, bottom + 0.03, name, 8.5)

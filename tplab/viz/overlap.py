@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from tplab.trace.rank_trace import LANES, RankTrace, Span
-from tplab.viz.blocks import text_width
+from tplab.viz.blocks import centered, text_width
 from tplab.viz.colors import INK, RED, WIDTH, Picture, rank_color, style, tint
 
 _ROOM = WIDTH - 1.2  # inches from the left end of a lane to the right
@@ -74,7 +74,7 @@ def _bar(axes: Axes, lane: int, span: Span, begin: float, color: str, longest: f
     )  # fmt: skip
     if width / longest * _ROOM > text_width(span.name, 7.5) + 0.1:
         box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-        axes.text(left + width / 2, lane, span.name, fontsize=7.5, ha="center", va="center", bbox=box)
+        centered(axes, left + width / 2, lane, span.name, 7.5, bbox=box)
 
 
 def _headline(name: str, traces: Sequence[RankTrace]) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
+from tplab.viz.blocks import centered, rectangle
 from tplab.viz.colors import FAINT, INK, NOBODY, WIDTH, Picture, canvas, rank_fill, style
 
 _TOP, _LEFT, _BOX = 0.62, 0.3, 2.1  # the first block, the left edge of all blocks, and their width, in inches
@@ -61,11 +62,11 @@ def _draw(axes: Axes, y: float, block: Block, ranks: int) -> None:
     for rank in range(ranks if block.split else 1):
         width = _BOX / (ranks if block.split else 1)
         fill = rank_fill(rank) if block.split else NOBODY
-        axes.add_patch(Rectangle((_LEFT + rank * width, y), width, tall, facecolor=fill, edgecolor="none"))
+        rectangle(axes, _LEFT + rank * width, y, width, tall, fill)
     edge = INK if block.split else FAINT
-    axes.add_patch(Rectangle((_LEFT, y), _BOX, tall, facecolor="none", edgecolor=edge, linewidth=0.9))
-    middle, weight = y + tall / 2, "bold" if block.split else "normal"
-    axes.text(_LEFT + _BOX / 2, middle, block.name, fontsize=9, fontweight=weight, ha="center", va="center")
+    rectangle(axes, _LEFT, y, _BOX, tall, "none", edge, 0.9)
+    middle = y + tall / 2
+    centered(axes, _LEFT + _BOX / 2, middle, block.name, 9, bold=block.split)
     axes.text(_LEFT + _BOX + 0.12, middle, block.said, fontsize=8.5, va="center")
     axes.text(5.15, middle, block.forward and f"↓ {block.forward}", fontsize=8.5, color=_FORWARD, va="center")
     axes.text(6.45, middle, block.backward and f"↑ {block.backward}", fontsize=8.5, color=_BACKWARD, va="center")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from tplab.viz.blocks import block, label, shape_text, text_width
+from tplab.viz.blocks import block, centered, label, shape_text, text_width
 from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, style
 
 _SIGN = 0.34  # inches for a sign between two blocks
@@ -95,7 +95,7 @@ def _draw(parts: list[_Part], signs: list[str], sizes: tuple[int, int, int], tit
             _draw_part(axes, part, x + (slot - w) / 2, middle - h / 2, w, h, top + tallest + 0.16)
             x += slot
             if index < len(signs):
-                axes.text(x + _SIGN / 2, middle, signs[index], fontsize=15, ha="center", va="center")
+                centered(axes, x + _SIGN / 2, middle, signs[index], 15)
                 x += _SIGN
     picture.description = "From left to right: " + "; ".join(
         f"{part.name} {shape_text(part.shape)}"
@@ -107,7 +107,7 @@ def _draw(parts: list[_Part], signs: list[str], sizes: tuple[int, int, int], tit
 
 def _draw_part(axes: Axes, part: _Part, x: float, y: float, w: float, h: float, below: float) -> None:
     count = len(part.ranks)
-    axes.text(x + w / 2, y - 0.13, part.name, fontsize=10, fontweight="bold", ha="center", va="center")
+    centered(axes, x + w / 2, y - 0.13, part.name, 10, bold=True)
     rows, columns = part.shape
     for index, rank in enumerate(part.ranks):
         if part.cut == "rows":
@@ -117,8 +117,8 @@ def _draw_part(axes: Axes, part: _Part, x: float, y: float, w: float, h: float, 
         block(axes, left, top, width, height, rank, cells)
         if part.block_names:
             label(axes, left + width / 2, top + height / 2, part.block_names[index], 8.5, bold=True)
-    axes.text(x + w / 2, below, shape_text(part.shape), fontsize=8.5, ha="center", va="center")
-    axes.text(x + w / 2, below + 0.17, part.note, fontsize=8.5, color=FAINT, ha="center", va="center")
+    centered(axes, x + w / 2, below, shape_text(part.shape), 8.5)
+    centered(axes, x + w / 2, below + 0.17, part.note, 8.5, color=FAINT)
 
 
 def _extent(part: _Part, width: float, height: float) -> tuple[float, float]:

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
-from tplab.viz.blocks import arrow
+from tplab.viz.blocks import arrow, centered, rectangle
 from tplab.viz.colors import FAINT, GOLD, INK, WIDTH, Picture, canvas, rank_color, style, tint
 from tplab.viz.controls import Frames
 
@@ -87,27 +86,26 @@ def _rank(axes: Axes, circle: _Circle, rank: int, chunks: Sequence[frozenset[int
     """Draw a rank's slots with the chunks' numbers below. The number of a chunk that it has just received is bold."""
     x, y = circle.at(rank)
     left, top = x - circle.slot_width * circle.p / 2, y - _SLOT_HEIGHT / 2
-    corner, around = (left - 0.04, top - 0.24), (2 * (x - left) + 0.08, _SLOT_HEIGHT + 0.42)
-    axes.add_patch(Rectangle(corner, *around, facecolor="white", edgecolor="none", zorder=2))  # above the circle
-    axes.text(x, top - 0.14, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center")
+    wide, high = 2 * (x - left) + 0.08, _SLOT_HEIGHT + 0.42
+    rectangle(axes, left - 0.04, top - 0.24, wide, high, "white", zorder=2)  # above the circle
+    centered(axes, x, top - 0.14, f"rank {rank}", 9, bold=True)
     for chunk, ranks in enumerate(chunks):
         _slot(axes, left + chunk * circle.slot_width, top, circle.slot_width, ranks, circle.p)
-        axes.text(
-            left + (chunk + 0.5) * circle.slot_width, top + _SLOT_HEIGHT + 0.1, str(chunk), fontsize=7.5, ha="center",
-            va="center", color=INK if chunk in new else FAINT, fontweight="bold" if chunk in new else "normal",
-        )  # fmt: skip
+        at = left + (chunk + 0.5) * circle.slot_width
+        color = INK if chunk in new else FAINT
+        centered(axes, at, top + _SLOT_HEIGHT + 0.1, str(chunk), 7.5, bold=chunk in new, color=color)
 
 
 def _slot(axes: Axes, x: float, y: float, width: float, ranks: frozenset[int], p: int) -> None:
     """Draw a chunk with a stripe per rank in its sum, and a gold frame if it's complete. It's empty if it moved on."""
     inset, high = 0.02, _SLOT_HEIGHT / p
     x, width = x + inset, width - 2 * inset
-    axes.add_patch(Rectangle((x, y), width, _SLOT_HEIGHT, facecolor="white", edgecolor="none", zorder=3))
+    rectangle(axes, x, y, width, _SLOT_HEIGHT, "white", zorder=3)
     for rank in sorted(ranks):
         color = tint(rank_color(rank), 0.8)
-        axes.add_patch(Rectangle((x, y + rank * high), width, high, facecolor=color, edgecolor="none", zorder=4))
+        rectangle(axes, x, y + rank * high, width, high, color, zorder=4)
     edge, stroke = (GOLD, 2.6) if len(ranks) == p else (FAINT, 0.8) if ranks else (_LINE, 0.8)
-    axes.add_patch(Rectangle((x, y), width, _SLOT_HEIGHT, facecolor="none", edgecolor=edge, linewidth=stroke, zorder=5))
+    rectangle(axes, x, y, width, _SLOT_HEIGHT, "none", edge, stroke, zorder=5)
 
 
 def _link(axes: Axes, circle: _Circle, message: Any, carried: int, moved: bool) -> None:
@@ -135,8 +133,7 @@ def _tell(axes: Axes, circle: _Circle, run: Any, step: int) -> None:
         (0.08, phase, 9, False),
         (0.28, f"tensor: {run.size:,} bytes", 9, False),
     ):
-        weight = "bold" if bold else "normal"
-        axes.text(circle.x, circle.y + offset, words, fontsize=size, fontweight=weight, ha="center", va="center")
+        centered(axes, circle.x, circle.y + offset, words, size, bold)
     axes.text(_MARGIN, circle.y + circle.down + 0.68, _LEGEND, fontsize=8.5, color=FAINT, va="center")
 
 

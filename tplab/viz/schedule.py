@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from tplab.pipeline.schedule_order import Span
+from tplab.viz.blocks import centered, rectangle
 from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, rows, style, tint
 
 _STRENGTH = {"F": 0.2, "B": 0.62, "I": 0.62, "W": 0.2}
@@ -58,12 +59,7 @@ def _box(axes: Axes, rank: int, span: Span, chunks: int, unit: float) -> None:
     height = 0.8 * (1 - 0.5 * action.chunk / chunks)
     y, width = rank + 0.4 - height, span.end - span.start
     color = tint(rank_color(rank), _STRENGTH[action.kind])
-    axes.add_patch(
-        Rectangle((span.start, y), width, height, facecolor=color, edgecolor=INK, lw=0.7, hatch=_HATCH[action.kind])
-    )
+    rectangle(axes, span.start, y, width, height, color, INK, 0.7, hatch=_HATCH[action.kind])
     if width * unit >= _ENOUGH * (1 if action.micro_batch < 10 else 1.5):
         box = {"facecolor": color, "edgecolor": "none", "pad": 0.6} if _HATCH[action.kind] else None
-        axes.text(
-            span.start + width / 2, y + height / 2, str(action.micro_batch), ha="center", va="center", fontsize=8.5,
-            bbox=box,
-        )  # fmt: skip
+        centered(axes, span.start + width / 2, y + height / 2, str(action.micro_batch), 8.5, bbox=box)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tplab.viz.blocks import block, label, shape_text, text_width
+from tplab.viz.blocks import block, centered, label, shape_text, text_width
 from tplab.viz.colors import FAINT, Picture, canvas, style
 
 
@@ -36,9 +36,7 @@ def split(tensor_or_shape: Tensor | Sequence[int], dim: int, p: int, *, title: s
             x, y = (left, top + rank * h) if along_rows else (left + rank * w, top)
             block(axes, x, y, w, h, rank, (max(1, rows // p), columns) if along_rows else (rows, max(1, columns // p)))
             label(axes, x + w / 2, y + h / 2, f"rank {rank}", bold=True)
-        axes.text(
-            left + width / 2, top + height + 0.17, f"{columns}", fontsize=9, color=FAINT, ha="center", va="center"
-        )
+        centered(axes, left + width / 2, top + height + 0.17, f"{columns}", 9, color=FAINT)
         if len(shape) == 2:
             axes.text(left - 0.12, top + height / 2, f"{rows}", fontsize=9, color=FAINT, ha="right", va="center")
     picture.description = (

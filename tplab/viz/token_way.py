@@ -3,8 +3,7 @@
 from functools import partial
 from typing import Any
 
-from matplotlib.patches import Rectangle
-
+from tplab.viz.blocks import centered, rectangle
 from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, RED, Picture, style
 from tplab.viz.controls import Frames
 from tplab.viz.lanes import CELL, ROW, Lanes
@@ -93,11 +92,8 @@ def _forward(stage: Lanes, way: Any, rank: int, step: int) -> None:
     if step >= 4:
         stage.vector(X, rank, seen.x.tolist(), row=middle, name="x", gold=step == 4)
     if step >= 5:
-        box = Rectangle((BODY, top), 0.16, stage.rows * ROW, facecolor=NOBODY, edgecolor=FAINT, linewidth=0.8)
-        stage.axes.add_patch(box)
-        stage.axes.text(
-            BODY + 0.08, stage.middle(rank), "the rest", fontsize=7, rotation=90, ha="center", va="center", color=INK
-        )
+        rectangle(stage.axes, BODY, top, 0.16, stage.rows * ROW, NOBODY, FAINT)
+        centered(stage.axes, BODY + 0.08, stage.middle(rank), "the rest", 7, rotation=90)
         if step < STEPS - 1:
             stage.vector(Y, rank, seen.y.tolist(), row=middle, name="y", gold=step == 5)
     if step >= 6:
