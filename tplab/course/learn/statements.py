@@ -46,7 +46,8 @@ def _binds(statement: ast.stmt) -> set[str]:
     """Return the names that a statement binds or whose attributes it sets, including definitions inside an `if`."""
     if isinstance(statement, _DEFINITIONS):
         return {statement.name}
-    return binds(_source(statement)) | {node.name for node in ast.walk(statement) if isinstance(node, _DEFINITIONS)}
+    inner = {node.name for node in ast.walk(statement) if isinstance(node, _DEFINITIONS)}
+    return inner | binds(_source(statement))
 
 
 def _changes(statement: ast.stmt, values: set[str]) -> set[str]:
