@@ -80,8 +80,11 @@ def on_ranks(text: Path) -> dict[str, Any]:
     return found
 
 
+STEPS = 5  # three in which the learning rate rises, and two in which it falls
+
+
 def runs_on(text: Path, ranks: int) -> dict[str, Settings]:
-    return {name: small(text, f"{ranks} {name}", **changes) for name, changes in CASES[ranks].items()}
+    return {name: small(text, f"{ranks} {name}", steps=STEPS, **changes) for name, changes in CASES[ranks].items()}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +98,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(text: Path) -> dict[tuple[int, bool], tuple[list[float], list[float]]]:
     """Losses and norms by number of layers, and whether it is a Llama."""
     sizes = [(layers, llama) for llama in (False, True) for layers in (2, 3, 5) if layers == 2 or not llama]
-    return {key: plain_losses(small(text, "plain", num_layers=key[0], **(LLAMA if key[1] else {}))) for key in sizes}
+    return {
+        (layers, llama): plain_losses(small(text, "plain", num_layers=layers, steps=STEPS, **(LLAMA if llama else {})))
+        for layers, llama in sizes
+    }
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +168,13 @@ SAME: list[dict[str, Any]] = [
 
 
 def _twice(text: Path) -> list[tuple[list[float], list[float]]]:
-    """Each grid: without a stop, and stopped after step 3 and resumed. Returns the losses."""
+    """Each grid: without a stop, and stopped after step 2, which saves, and resumed. Returns the losses."""
     found = []
     for number, changes in enumerate(SAME):
-        settings = small(text, f"same {number}", precision="float32", dropout=0.1, save_every=2, steps=6)
+        settings = small(text, f"same {number}", precision="float32", dropout=0.1, save_every=4, steps=4)
         one = replace(settings, **{"micro_batch_size": 2, **changes})
         two = replace(one, folder=f"{one.folder} in two")
-        parts = train(replace(two, stop_after=3)).losses + train(two).losses
+        parts = train(replace(two, stop_after=2, save_every=2)).losses + train(two).losses
         found.append((train(one).losses, parts))
     return found
 
@@ -177,9 +183,9 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit_on_the_same_grid(text: Path,
     for on_rank in results[4]:
         for changes, (whole, parts) in zip(SAME, on_rank["twice"], strict=True):
             assert parts == whole, changes
-            assert len(whole) == 6
+            assert len(whole) == 4
     for number in range(len(SAME)):
-        files = sorted(path.name for path in (text.parent / f"same {number}").glob("checkpoints/step-000006/*.distcp"))
+        files = sorted(path.name for path in (text.parent / f"same {number}").glob("checkpoints/step-000004/*.distcp"))
         assert files == ["__0_0.distcp", "__1_0.distcp"], "the first replica's two ranks save, and no others"
 
 
@@ -220,9 +226,12 @@ def test_a_stage_drops_something_in_training_alone(text: Path, results):
 
 
 def compiled_runs(text: Path) -> dict[str, Settings]:
-    """Traced and differentiated by torch.compile, without its C++ kernels: those take half a minute."""
+    """Traced and differentiated by torch.compile, without its C++ kernels: those take half a minute.
+
+    They stop before the evaluation behind the last step, for which the layers would be compiled a second time.
+    """
     nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[method-assign]
-    same = {"precision": "float32", "compile": True, "micro_batch_size": 4, "steps": 4}
+    same = {"precision": "float32", "compile": True, "micro_batch_size": 4, "steps": 4, "stop_after": 3}
     kinds = {"stages": {"pp": 2}, "zero": {"dp": 2, "zero": 2}, "llama": {"tp": 2, **LLAMA}}
     return {f"compiled {name}": small(text, f"compiled {name}", **same, **changes) for name, changes in kinds.items()}
 
@@ -232,7 +241,7 @@ def test_compiled_layers_of_stages_and_of_shared_gradients_train_the_same(text: 
     assert found["graphs"] >= 2
     for name, settings in compiled_runs(text).items():
         right = plain_losses(replace(settings, precision="float64", compile=False))[0]
-        assert apart(found[name].losses, right) < 1e-4, name
+        assert apart(found[name].losses, right[:3]) < 1e-4, name
 
 
 # The preset

@@ -9,6 +9,7 @@ course's own tests run every cell.
 import ast
 import re
 from contextlib import suppress
+from functools import lru_cache
 
 from tplab.course.grade.answers import Merged, Piece, names_in
 from tplab.course.notebooks.cells import Cell
@@ -22,7 +23,8 @@ _SIDE_EFFECTS = re.compile(
 )
 
 
-def binds(source: str) -> set[str]:
+@lru_cache(maxsize=10_000)
+def binds(source: str) -> frozenset[str]:
     """Return the names that a cell binds, including those for which it only sets an attribute or an item.
 
     For example, `Layer.forward = mine` counts as binding Layer.
@@ -32,9 +34,9 @@ def binds(source: str) -> set[str]:
         for node in ast.walk(parse_code(source)):
             if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
                 names |= {inner.id for inner in ast.walk(node.value) if isinstance(inner, ast.Name)}
-        return names
+        return frozenset(names)
     except SyntaxError:
-        return names_in(source)
+        return frozenset(names_in(source))
 
 
 def has_side_effects(source: str) -> bool:
@@ -44,11 +46,13 @@ def has_side_effects(source: str) -> bool:
     return _SIDE_EFFECTS.search(source) is not None
 
 
-def uses(source: str) -> set[str]:
+@lru_cache(maxsize=10_000)  # the same cells and statements are looked at for every exercise that needs them
+def uses(source: str) -> frozenset[str]:
+    """Return the names that a cell reads. If it can't be parsed, return every word in it."""
     try:
-        return used_names(source)
+        return frozenset(used_names(source))
     except SyntaxError:
-        return set(re.findall(r"\w+", source))
+        return frozenset(re.findall(r"\w+", source))
 
 
 def select(merged: Merged, exercises: list[str], *, whole: bool = True) -> list[Piece]:

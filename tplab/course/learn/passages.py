@@ -61,7 +61,7 @@ class Statement:
     typed: str = ""
 
     @cached_property
-    def uses(self) -> set[str]:
+    def uses(self) -> frozenset[str]:
         return uses(self.text)
 
     @cached_property
@@ -69,7 +69,7 @@ class Statement:
         """The names that it binds, including definitions inside an `if`, or of whose value it sets a part."""
         if isinstance(self.node, DEFINITIONS):
             return {self.node.name}
-        return binds(self.text) | {inner.name for inner in ast.walk(self.node) if isinstance(inner, DEFINITIONS)}
+        return {inner.name for inner in ast.walk(self.node) if isinstance(inner, DEFINITIONS)} | binds(self.text)
 
     @cached_property
     def calls_methods_of(self) -> set[str]:

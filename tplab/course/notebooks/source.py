@@ -156,13 +156,13 @@ def used_names(source: str) -> set[str]:
 
     A magic or a shell command may read any variable that it mentions, as in `%timeit -o f(x)` and `!ls {folder}`.
     """
-    names = set()
-    for argument in magic_arguments(parse_code(source)):
+    names, python = set(), to_python(source)
+    for argument in magic_arguments(parse(python)) if "get_ipython" in python else ():
         try:
             names |= used_names(argument)  # most magics run Python, such as %%ranks
         except SyntaxError:
             names |= set(re.findall(r"\w+", argument))
-    tables = [symtable.symtable(to_python(source), "cell", "exec")]
+    tables = [symtable.symtable(python, "cell", "exec")]
     while tables:
         table = tables.pop()
         tables += table.get_children()
