@@ -55,7 +55,7 @@ def test_a_symptom_fits_what_differs(symptom, differences, expected):
 )
 def test_an_undefined_name_gets_its_question_before_those_of_the_exercise(last_line, undefined):
     own = Table("1.1", (Row("Which shapes?", "", symptoms=("crash",)),))
-    asked = about_report(own, f"Traceback\n{last_line}", stuck=False)
+    asked = about_report(own, f"Traceback\n{last_line}", "crash")
     assert asked == (shared("undefined") if undefined else "Which shapes?")
 
 
@@ -68,4 +68,4 @@ def test_every_part_of_every_symptom_is_a_valid_pattern(path):
     assert symptoms
     for term in {term for symptom in symptoms for term in symptom.split(" and ")}:
         fits(term, WRONG)  # raises re.error for half a pattern, such as one with ", " in parentheses after "only"
-        about_report(Table("1.1", (Row("?", "", symptoms=(term,)),)), "Traceback", stuck=True)
+        about_report(Table("1.1", (Row("?", "", symptoms=(term,)),)), "Traceback", "stuck")

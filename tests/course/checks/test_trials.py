@@ -211,15 +211,18 @@ MISSING, DROPPED = "Which rank is missing from the group?", "Which call doesn't 
 
 
 @pytest.mark.parametrize(
-    ("report", "stuck", "note", "in_groups", "asked"),
+    ("report", "ended", "note", "in_groups", "asked"),
     [
-        ("0 is not part of group", False, "a group of 2 ranks", True, MISSING),
-        ("0 is not part of group", False, "a group of 4 ranks", True, DROPPED),
-        ("", False, "what crashes", False, DROPPED),
-        ("", True, "what crashes", False, "Who waits for whom?"),
-        ("", False, "", False, ""),
+        ("0 is not part of group", "crash", "a group of 2 ranks", True, MISSING),
+        ("0 is not part of group", "late", "a group of 2 ranks", True, MISSING),
+        ("0 is not part of group", "crash", "a group of 4 ranks", True, DROPPED),
+        ("", "late", "a group of 4 ranks", True, ""),
+        ("", "crash", "what crashes", False, DROPPED),
+        ("", "stuck", "what crashes", False, "Who waits for whom?"),
+        ("", "late", "what crashes", False, ""),
+        ("", "crash", "", False, ""),
     ],
 )
-def test_a_question_about_a_failed_run_may_depend_on_the_case_and_on_its_groups(report, stuck, note, in_groups, asked):
+def test_a_question_about_a_failed_run_may_depend_on_the_case_and_on_its_groups(report, ended, note, in_groups, asked):
     own = the_trial().table("90.81")
-    assert about_report(own, report, stuck=stuck, note=note, in_groups=in_groups) == asked
+    assert about_report(own, report, ended, note=note, in_groups=in_groups) == asked

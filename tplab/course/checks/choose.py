@@ -38,16 +38,20 @@ def about_variant(differences: Differences) -> str:
     return next(row.ask for row in rows if any(fits(symptom, differences) for symptom in row.symptoms))
 
 
-def about_report(own: Table, report: str, *, stuck: bool, note: str = "", in_groups: bool = False) -> str:
+def about_report(own: Table, report: str, ended: str, *, note: str = "", in_groups: bool = False) -> str:
     """Return the first question with a symptom that fits a run that failed, or "".
+
+    ended: how the run ended, which is "stuck", "crash" or "late"
 
     "report WORDS"   the report of the failed run matches this regular expression
     "stuck"          the ranks are waiting for each other
     "crash"          the run ended with an error
+    "late"           the run was stopped, because the ranks didn't finish in time
     "case WORDS", "in groups"    as in `fits`. In a run in groups, "in groups" takes the place of "stuck" and "crash" if
                                  the table has this symptom
     """
-    ended = "in groups" if in_groups and about_groups(own) else "stuck" if stuck else "crash"
+    if in_groups and ended != "late" and about_groups(own):
+        ended = "in groups"
 
     def fits_run(term: str) -> bool:
         word, _, rest = term.partition(" ")

@@ -124,12 +124,11 @@ class OnRanks(Trial):
     def _about(self, case: Any, failure: CheckFailed, own: Table) -> str:
         """Return the question about a run that failed, or "" for the general one."""
         cause = failure.__cause__
-        if isinstance(cause, RankError) and cause.cause_type == "timeout":
-            return ""
+        late = isinstance(cause, RankError) and cause.cause_type == "timeout"
         if case.twin:
-            return twins.question(case.twin, failure.report)
-        stuck = isinstance(cause, Deadlock)
-        ask = about_report(own, failure.report, stuck=stuck, note=describe(case, "answer"), in_groups=bool(case.groups))
+            return "" if late else twins.question(case.twin, failure.report)
+        ended = "late" if late else "stuck" if isinstance(cause, Deadlock) else "crash"
+        ask = about_report(own, failure.report, ended, note=describe(case, "answer"), in_groups=bool(case.groups))
         return ask_about_group(ask) if ask and case.groups else ask
 
 

@@ -83,7 +83,7 @@ class Alone(Trial):
         except Exception as error:
             failure = as_failure(number, error, f"{note} raised", twins.question(call.twin) if call.twin else "")
             if isinstance(failure, CheckFailed) and not call.twin:
-                failure.question = about_report(own, failure.report, stuck=False, note=note) or failure.question
+                failure.question = about_report(own, failure.report, "crash", note=note) or failure.question
             raise failure from (None if failure is error else error)
 
     def _run(self, answer: Any, call: Call) -> Seen:
