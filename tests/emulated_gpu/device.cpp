@@ -338,6 +338,7 @@ PYBIND11_MODULE(_emulated_gpu, m) {
   m.def("current_device", [] { return static_cast<int>(current); });
   m.def("on_cpu", &on_cpu);
   m.def("resize_storage", [](const Tensor& tensor, int64_t bytes) {
+    use(tensor, true, "resize_");  // a GPU's stream frees memory only after the messages that it waits for
     auto* const storage = tensor.storage().unsafeGetStorageImpl();
     grow(storage, bytes, tensor.device());
     storage->set_nbytes(bytes);

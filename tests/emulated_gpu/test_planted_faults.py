@@ -92,6 +92,13 @@ def a_sum_read_before_it_is_waited_for() -> None:
     work.wait()
 
 
+def a_sum_whose_memory_is_freed_too_early() -> None:
+    x = ones(4)
+    work = dist.all_reduce(x, async_op=True)
+    x.untyped_storage().resize_(0)
+    work.wait()
+
+
 def a_pipeline_whose_connections_were_not_opened() -> None:
     Channels.open_connections = lambda *_: None  # type: ignore[method-assign]
     pipelines.of_this_rank(3)
@@ -108,6 +115,7 @@ FAULTS: dict[Callable[[], object], str] = {
     a_received_tensor_read_too_early: r"reads a tensor of \[4\] while a message that writes it is under way",
     a_sent_tensor_overwritten_too_early: r"writes a tensor of \[4\] while a message that reads it is under way",
     a_sum_read_before_it_is_waited_for: r"reads a tensor of \[4\] while a message that writes it is under way",
+    a_sum_whose_memory_is_freed_too_early: r"resize_ writes a tensor of \[16\] while a message that writes it",
     a_pipeline_whose_connections_were_not_opened: r"rank . never sends to rank . \(message #1\); rank . is waiting",
 }
 
