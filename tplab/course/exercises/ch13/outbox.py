@@ -152,6 +152,7 @@ def run(outbox: Callable[..., Any], case: Exchange, given: Tensor, group: Any) -
     buffers = {request.tensor.data_ptr() for request in adversary.requests}
     return {
         "received": torch.stack(found) if found else None,
+        "sent": torch.stack([request.copy for request in adversary.requests]) if adversary.requests else None,
         "traffic": traffic(section),
         EARLY: Claim(f"{early} of {len(waited)} messages changed while they were being sent" if early else ""),
         TIDY: Claim("it changed" if touched else ""),
@@ -165,10 +166,12 @@ def run(outbox: Callable[..., Any], case: Exchange, given: Tensor, group: Any) -
 def right(case: Exchange, sent: Tensor, place: Place) -> Observed:
     receivers, senders = neighbors(case, place.index, place.size)
     found = [sent[sender, number] for number in range(case.rounds * COUNT) for sender in senders]
+    own = [sent[place.index, number] for number in range(case.rounds * COUNT) for _ in receivers]
     calls = [("send", (place.index, other)) for other in receivers] + [
         ("recv", (other, place.index)) for other in senders]  # fmt: skip
     return {
         "received": torch.stack(found) if found else None,
+        "sent": torch.stack(own) if own else None,
         "traffic": Traffic(Message(kind, SIZE, "float64", pair) for kind, pair in calls * (case.rounds * COUNT)),
     }
 
