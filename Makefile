@@ -5,7 +5,7 @@
 #   JOBS=4                                how many test processes run side by side (two per core, since many tests wait)
 #   BUDGET=300                            how many seconds `make gpu-check` may take
 #   CHECK_ARGS="--report FILE --fresh"    more options for it
-#   SEED=7                                other inputs for the known mistakes that the tests try
+#   SEED=7                                try the known mistakes of all exercises, with the inputs of this seed
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
 #   VERSIONS="--upgrade"                  options for pip, in place of the pinned versions
@@ -19,7 +19,7 @@ PYTHON ?=
 LAB_ARGS ?=
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 JOBS ?= $(shell echo $$(( $(CORES) * 2 )))
-SEED ?= 0
+SEED ?=
 BUDGET ?= 720
 CHECK_ARGS ?=
 TESTS ?= tests $(addprefix --ignore tests/,browser emulated_gpu notebooks)
@@ -62,7 +62,7 @@ notebooks: $(STAMP) ## execute solutions/*.py, write the notebooks, and try the 
 	$(BIN)/python -m tplab build
 	$(BIN)/python -m tplab.course.checks.known_mistakes
 
-stale: $(STAMP) ## fail when a notebook no longer fits its source, or a changed table of mistakes asks a wrong question
+stale: $(STAMP) ## fail when a notebook no longer fits its source, or a table of mistakes wasn't tried with today's code
 	$(BIN)/python -m tplab build --check
 	$(BIN)/python -m tplab.course.checks.known_mistakes --check
 
@@ -106,7 +106,7 @@ clean: ## remove the environment and everything that the tools leave
 	rm -rf $(VENV) .venv-newest build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-NEWEST := VENV=.venv-newest VERSIONS="--upgrade --upgrade-strategy eager" WITHOUT='-m "not pinned"'
+NEWEST := VENV=.venv-newest VERSIONS="--upgrade --upgrade-strategy eager" WITHOUT='-m "not pinned"' SEED=1
 
 PYTEST = TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 

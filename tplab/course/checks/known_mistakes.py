@@ -1,26 +1,32 @@
 """Run every mistake of an exercise's table as an answer, and find out which question it gets.
 
     python -m tplab.course.checks.known_mistakes            try the tables that have changed since they were last tried
-    python -m tplab.course.checks.known_mistakes --check    the same, but don't record that they were tried
+    python -m tplab.course.checks.known_mistakes --check    only name these tables
 
-`make notebooks` runs the first command, and `make stale` the second. Both report every mistake that gets a different
-question than the one it stands under, for example because a mistake under an earlier question behaves identically. The
-record is in `solutions/tables.json`. If only the wording of a question has changed, nothing has to be tried again.
+`make notebooks` runs the first command, and `make stale` the second. The first one reports every mistake that gets a
+different question than the one it stands under, for example because a mistake under an earlier question behaves
+identically. The record in `solutions/tables.json` holds a hash of each table and of the code that its questions depend
+on. If only the wording of a question, a docstring, or a comment has changed, nothing has to be tried again.
 
 Mistakes that run to their end share one launch per world size and batch of cases. A mistake marked "(fails)" runs by
 itself, like a learner's answer, and so do all mistakes of an exercise whose trials depend on the answer.
 """
 
 import argparse
+import ast
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from tplab.common.imports import ImportGraph
 from tplab.course.checks import exercises
 from tplab.course.checks.cases import Batch
 from tplab.course.checks.check_vocabulary import ask_about_group
@@ -33,13 +39,17 @@ from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.trials import ERROR, Expected, OnRanks, compare_case, observed_by_each, question_for_case
 from tplab.course.feedback.verdict import CheckFailed, Verdict
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
-from tplab.course.notebooks.numbering import chapter_of, package
+from tplab.course.notebooks.numbering import chapter_of, number_of, package
 from tplab.course.notebooks.rewrite import keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
 
 Observations = Sequence[Observed]  # of each rank, in a case
 FEW = 4  # cases: after them, most mistakes have their question and don't have to run in the others
 LAUNCH_SECONDS = 600.0  # dozens of mistakes share a launch, and the machine may be busy
+RECORD = Path("solutions", "tables.json")
+TPLAB = COURSE.parent
+IN_NO_CHECK = re.compile("viz/|course/(?!checks/|exercises/)")  # code that builds, shows, or grades notebooks
+HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
 
 
@@ -180,15 +190,25 @@ def _on_the_cpu(observed: Observations) -> bool:
     return any(rank.get(MADE_THERE) for rank in observed)
 
 
+def tried(root: Path) -> dict[str, str]:
+    """Return {exercise: its fingerprint when all its mistakes got the questions they stand under} from the record."""
+    record = root / RECORD
+    return json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+
+
 def fingerprint(chapter: Chapter, number: str) -> str:
     """Return a hash of what determines the questions that an exercise's mistakes get, except for their wording.
 
-    That's the rows of its tables, its reference answer, and the code of the chapter's checks.
+    That's the rows of its tables, the chapter's reference answers and setup, and the code that the chapter and its
+    checks import, apart from code that only builds, shows, or grades notebooks.
     """
-    digest = hashlib.sha256(keep_solution(chapter.of_role("exercise")[number].text).encode())
-    for path in sorted((COURSE / "exercises" / package(chapter.number)).glob("*.py")):
-        digest.update(path.read_bytes().replace(b"\r\n", b"\n"))
-    for title, own in _sections_of(number).items():
+    digest = hashlib.sha256()
+    for cell in chapter.cells:
+        if cell.role == "exercise" or (cell.code and "setup" in cell.tags):
+            digest.update(keep_solution(cell.text).encode())
+    for path, code in _code_behind(chapter.path):
+        digest.update(f"{path}\n{code}".encode())
+    for title, own in (*_sections_of(number).items(), *tables(SHARED).items()):
         asks = [row.ask for row in own.rows]
         rows = [
             (asks.index(row.ask), row.key, row.symptoms, [(m.name, m.changes, m.fails) for m in row.mistakes])
@@ -196,6 +216,33 @@ def fingerprint(chapter: Chapter, number: str) -> str:
         ]
         digest.update(json.dumps([title, rows]).encode())
     return digest.hexdigest()[:16]
+
+
+@cache
+def _code_behind(chapter: Path) -> list[tuple[str, str]]:
+    """Return (path, code) for the modules that a chapter's source and its checks import."""
+    checks = (COURSE / "exercises" / package(number_of(chapter.stem))).glob("*.py")
+    needed = _imports().closure([chapter, *checks]) - {chapter}
+    paths = {path.relative_to(TPLAB).as_posix(): path for path in needed}
+    return [(name, _code(path)) for name, path in sorted(paths.items()) if not IN_NO_CHECK.match(name)]
+
+
+@cache
+def _imports() -> ImportGraph:
+    return ImportGraph(TPLAB.parent, "tplab")
+
+
+@cache
+def _code(path: Path) -> str:
+    """Return a module's source without its docstrings, blank lines, and lines that contain only a comment."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, HAVE_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            first, last = docstring.lineno - 1, docstring.end_lineno or docstring.lineno
+            lines[first:last] = [""] * (last - first)
+    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
 def problems(number: str) -> Iterator[str]:
@@ -210,30 +257,39 @@ def problems(number: str) -> Iterator[str]:
         yield str(error)
 
 
+def _problems(number: str) -> list[str]:
+    return list(problems(number))
+
+
+def _problems_of_each(numbers: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (exercise, its problems). There are two processes, so one can compare while ranks of the other run."""
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        yield from zip(numbers, pool.map(_problems, numbers), strict=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Try the tables of mistakes that have changed.")
     parser.add_argument("--root", type=Path, default=Path("."), help="the folder that holds solutions/")
-    parser.add_argument("--check", action="store_true", help="record nothing; exit 1 where a table has changed")
+    parser.add_argument(
+        "--check", action="store_true", help="only name the tables that have changed; exit 1 if any has"
+    )
     options = parser.parse_args(argv)
-    record = options.root / "solutions" / "tables.json"
-    tried = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    kept, failed = {}, False
-    for path in sources(options.root):
-        chapter = read(path)
-        for number in chapter.of_role("exercise"):
-            now = fingerprint(chapter, number)
-            if tried.get(number) != now:
-                found = list(problems(number))
-                if options.check and not found:
-                    found = [f"the table of mistakes of {number} has changed; run `make notebooks`"]
-                print("\n".join(f"refused     {each}" for each in found) or f"tried       {number}")
-                sys.stdout.flush()
-                if found:
-                    failed = True
-                    continue
-            kept[number] = now
-    if not options.check and kept != tried:
-        record.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+    chapters = [read(path) for path in sources(options.root)]
+    now = {number: fingerprint(chapter, number) for chapter in chapters for number in chapter.of_role("exercise")}
+    before = tried(options.root)
+    changed = [number for number in now if before.get(number) != now[number]]
+    if options.check:
+        for number in changed:
+            print(f"the table of mistakes of {number}, or code that it depends on, has changed; run `make notebooks`")
+        return int(bool(changed))
+    failed = False
+    for number, found in _problems_of_each(changed):
+        print("\n".join(f"refused     {each}" for each in found) or f"tried       {number}", flush=True)
+        if found:
+            failed = True
+            del now[number]
+    if now != before:
+        (options.root / RECORD).write_text(json.dumps(now, indent=0) + "\n", encoding="utf-8")
     return int(failed)
 
 
