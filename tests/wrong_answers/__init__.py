@@ -1,10 +1,9 @@
-"""Runs an answer against its check without a notebook, be it right in other words (`accepted.py`) or a known mistake."""
+"""Runs an answer against its check without a notebook."""
 
 import builtins
 import linecache
 from collections.abc import Iterable, Mapping
 from functools import cache
-from textwrap import dedent, indent
 from typing import Any
 
 from tests import ROOT
@@ -13,11 +12,6 @@ from tplab.course.notebooks.mistakes import path_of, tables
 from tplab.course.notebooks.numbering import number_of
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
-
-
-def indented(text: str, spaces: int = 4) -> str:
-    """The lines of `text` with their common indentation replaced by `spaces`: the body of a function or class."""
-    return indent(dedent(text).strip(), " " * spaces)
 
 
 def swap(text: str, old: str, new: str) -> str:

@@ -54,6 +54,19 @@ def test_two_rows_that_behave_identically_under_different_questions_are_reported
     assert "2.1" not in json.loads((root / "solutions" / "tables.json").read_text())
 
 
+def test_a_wrong_answer_below_the_heading_for_right_ones_is_reported(root, monkeypatch, capsys):
+    original = known_mistakes._sections_of
+    own = original("2.1")["2.1"]
+    wrong = next(mistake for mistake in own.mistakes if not mistake.fails)
+    changed = replace(own, rows=(), right=(replace(wrong, where="ch02/mistakes.md:999"),))
+    monkeypatch.setattr(
+        known_mistakes, "_sections_of", lambda number: {"2.1": changed} if number == "2.1" else original(number)
+    )
+    monkeypatch.setattr(known_mistakes, "_problems_of_each", in_this_process)
+    assert known_mistakes.main(["--root", str(root)]) == 1
+    assert "ch02/mistakes.md:999" in capsys.readouterr().out
+
+
 def test_a_changed_table_is_tried_once_and_a_changed_wording_not_at_all(root, monkeypatch, capsys):
     original, tried = known_mistakes._sections_of, []
 

@@ -38,6 +38,9 @@ TABLE = """# Chapter 90
 
 ### [never waited]
 - doesn't wait (fails): `*` → `raise SystemExit`
+
+### (passes)
+- multiplies: `x + x` → `2 * x`
 """
 
 
@@ -65,6 +68,7 @@ def test_a_table_has_questions_with_mistakes_and_symptoms(written):
         ("doesn't wait", True),
     ]
     assert (second.key, second.ask) == ("never waited", shared("never waited"))
+    assert [each.of("x + x") for each in own.right] == ["2 * x"]
     assert first.mistakes[0].where == "ch90/mistakes.md:6"
 
 
@@ -87,6 +91,7 @@ def test_a_mistake_changes_the_reference_answer(written):
         (("`x + x` → `x + x + x`", "`x + x` `x + x + x`"), "write a mistake as"),
         (("[never waited]", "[no such key]"), "no question [no such key]"),
         (("`x + x + x`", "`x + (x`"), "isn't valid Python"),
+        (("`2 * x`", "`2 * (x`"), "isn't valid Python"),
         (("## 90.1", "## 90.7"), "no exercise for the section '90.7'"),
         (("- doesn't wait (fails)", "- three times"), "'three times' is there twice"),
         (("### Is it twice x?", "### Is it half of x?\n\n### Is it twice x?"), "no mistake and no symptom"),

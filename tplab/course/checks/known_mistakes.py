@@ -1,4 +1,4 @@
-"""Run every mistake of an exercise's table as an answer, and find out which question it gets.
+"""Run every mistake of an exercise's table as an answer, and find out which question it gets, if any.
 
     python -m tplab.course.checks.known_mistakes            try the tables that have changed since they were last tried
     python -m tplab.course.checks.known_mistakes --check    only name these tables
@@ -54,7 +54,7 @@ PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails
 
 
 def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Yield (mistake, the question it should get, the question it gets) for every mistake in an exercise's tables."""
+    """Yield (answer, the question it should get, the question it gets) for every answer in an exercise's tables."""
     trials = registered(number).trials
     together = not callable(trials) and all(isinstance(trial, OnRanks) for trial in trials)
     sections = {trial.table(number).title: trial.table(number) for trial in trials} if together else {}
@@ -66,6 +66,8 @@ def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
                 name = f"{mistake.where} {mistake.name}"
                 gets = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed, here)
                 yield name, row.ask, gets.removeprefix(ask_about_group(""))
+        for right in own.right:
+            yield f"{right.where} {right.name}", PASSES, _asked_alone(number, right, seed, ())
 
 
 def _sections_of(number: str) -> dict[str, Table]:
@@ -73,9 +75,9 @@ def _sections_of(number: str) -> dict[str, Table]:
     return {title: each for title, each in found.items() if title.split()[0] == number}
 
 
-def _asked_alone(number: str, mistake: Mistake, seed: int, trials: Sequence[OnRanks]) -> str:
-    """Return the question for a mistake in these trials, or in the whole check if there are none."""
-    answers = reference_answers(number, mistake.of)
+def _asked_alone(number: str, answer: Mistake, seed: int, trials: Sequence[OnRanks]) -> str:
+    """Return the question for an answer in these trials, or in the whole check if there are none."""
+    answers = reference_answers(number, answer.of)
 
     def check(*_: Any) -> Verdict:
         for trial in trials:
@@ -83,7 +85,7 @@ def _asked_alone(number: str, mistake: Mistake, seed: int, trials: Sequence[OnRa
         return Verdict("")
 
     try:
-        own_seed = crc32(f"{mistake.name} {seed}".encode()) % 10**6
+        own_seed = crc32(f"{answer.name} {seed}".encode()) % 10**6
         exercises._run(number, tuple(answers.values()), own_seed, check if trials else None)
     except CheckFailed as failure:
         return failure.question
@@ -214,7 +216,8 @@ def fingerprint(chapter: Chapter, number: str) -> str:
             (asks.index(row.ask), row.key, row.symptoms, [(m.name, m.changes, m.fails) for m in row.mistakes])
             for row in own.rows
         ]
-        digest.update(json.dumps([title, rows]).encode())
+        right = [(answer.name, answer.changes) for answer in own.right]
+        digest.update(json.dumps([title, rows, right]).encode())
     return digest.hexdigest()[:16]
 
 
@@ -252,7 +255,8 @@ def problems(number: str) -> Iterator[str]:
     try:
         for name, wanted, asked in questions(number):
             if asked != wanted:
-                yield f"{name!r} should get the question above it, but {lines.get(asked, asked)}"
+                should = "pass" if wanted == PASSES else "get the question above it"
+                yield f"{name!r} should {should}, but {lines.get(asked, asked)}"
     except TableError as error:
         yield str(error)
 

@@ -20,7 +20,8 @@ brackets.
 A change replaces a text that occurs exactly once in the reference answer. `def Class.method` stands for the body of
 that method, and `*` for the full answer. The new text may be the word *nothing*, or a code block below the line. A
 mistake marked "(fails)" never runs beside an answer, because it ends in an error or a deadlock in some cases, or
-because the symptoms are enough. It's only there to test the check.
+because the symptoms are enough. It's only there to test the check. The same holds for the lines below the heading
+"(passes)". They're unusual answers that are right, and that a check has once refused or that the text allows.
 """
 
 import ast
@@ -37,7 +38,7 @@ from tplab.course.notebooks.source import parse_code
 
 COURSE = Path(__file__).parents[1]
 SHARED = COURSE / "checks" / "mistakes.md"
-FAILS = " (fails)"
+FAILS, PASSES = " (fails)", "(passes)"
 _CODE = re.compile(
     r"^ *```python\n(?P<block>.*?)^ *```$|`` (?P<long>.+?) ``|`(?P<short>[^`\n]+)`|\bnothing\b", re.M | re.S
 )
@@ -49,7 +50,10 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer: the reference answer with every (old, new) replaced. `fails`: it never runs beside an answer."""
+    """A wrong answer: the reference answer with every (old, new) replaced. `fails`: it never runs beside an answer.
+
+    In `Table.right`, the answer is right.
+    """
 
     name: str
     changes: tuple[tuple[str, str], ...]
@@ -84,10 +88,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one section, in the order in which their questions are considered."""
+    """The rows of one section, in the order in which their questions are considered, and the unusual right answers."""
 
     title: str
     rows: tuple[Row, ...] = field(repr=False)
+    right: tuple[Mistake, ...] = field(default=(), repr=False)
 
     @property
     def mistakes(self) -> list[Mistake]:
@@ -120,7 +125,8 @@ def tables(path: Path) -> dict[str, Table]:
     found = {}
     for title, first, lines in _split(path.read_text(encoding="utf-8").splitlines(), "## "):
         rows = [_row(path, heading, first + number, below) for heading, number, below in _split(lines, "### ")]
-        found[title] = Table(title, tuple(rows))
+        right = [mistake for row in rows if row.ask == PASSES for mistake in row.mistakes]
+        found[title] = Table(title, tuple(row for row in rows if row.ask != PASSES), tuple(right))
     return found
 
 
@@ -208,15 +214,17 @@ def problems(path: Path, references: Mapping[str, str]) -> Iterator[str]:
         if reference is None:
             yield f"{path.parent.name}/{path.name}: there is no exercise for the section {title!r}"
             continue
-        names = [mistake.name for mistake in each.mistakes]
-        yield from (f"{m.where}: {m.name!r} is there twice" for m in each.mistakes if names.count(m.name) > 1)
         for row in each.rows:
             if not (row.mistakes or row.symptoms):
                 yield f"{row.where}: this question has no mistake and no symptom below it, so nobody is ever asked it"
-            for mistake in row.mistakes:
-                try:
-                    parse_code(mistake.of(reference))
-                except TableError as error:
-                    yield str(error)
-                except SyntaxError as error:
-                    yield f"{mistake.where}: the reference answer with this mistake isn't valid Python: {error}"
+        answers = [*each.mistakes, *each.right]
+        names = [answer.name for answer in answers]
+        for answer in answers:
+            if names.count(answer.name) > 1:
+                yield f"{answer.where}: {answer.name!r} is there twice"
+            try:
+                parse_code(answer.of(reference))
+            except TableError as error:
+                yield str(error)
+            except SyntaxError as error:
+                yield f"{answer.where}: the reference answer with this change isn't valid Python: {error}"
