@@ -108,7 +108,10 @@ clean: ## remove the environment and everything that the tools leave
 
 NEWEST := VENV=.venv-newest VERSIONS="--upgrade --upgrade-strategy eager" WITHOUT='-m "not pinned"' SEED=1
 
-PYTEST = TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# The tests start hundreds of Pythons. Each would compile tplab again, so they write what they compile
+unexport PYTHONDONTWRITEBYTECODE
+
+PYTEST = TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -p no:nbval -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 # The environment. Each stamp file is newer than the files that the installed versions were read from.
 

@@ -15,6 +15,7 @@ from tests.wrong_answers import (
     run_check,
     run_prediction,
 )
+from tplab.course.checks.exercises import registered
 from tplab.course.checks.failures import NOTHING_FAILED
 from tplab.course.checks.known_mistakes import fingerprint, questions, tried
 from tplab.course.notebooks.build import stale, table_problems
@@ -67,6 +68,10 @@ def test_no_chapter_launches_more_ranks_than_the_choice_of_the_device_assumes():
 def test_checks_and_predictions_are_those_of_the_source(number):
     module = importlib.import_module(f"tplab.course.exercises.{package(number)}")
     assert set(module.PREDICTIONS) == set(chapter(number).of_role("predict"))
+    exercises = chapter(number).of_role("task")
+    assert {exercise: registered(exercise).title for exercise in exercises} == {
+        exercise: task.attributes["title"] for exercise, task in exercises.items()
+    }
     assert {symptom.exercise for symptom in getattr(module, "SYMPTOMS", [])} - {""} <= set(EXERCISES)
 
 
@@ -89,14 +94,6 @@ def test_programs_that_are_wrong_on_purpose_do_fail(stem):
 
 
 @pytest.mark.parametrize("exercise", spread(EXERCISES))
-def test_right_answer_passes(exercise):
-    verdict = run_check(exercise, load_chapter_namespace(exercise, {}))
-    assert verdict.exercise == exercise
-    assert verdict.title == chapter(chapter_of(exercise)).of_role("task")[exercise].attributes["title"]
-    assert verdict.compared
-
-
-@pytest.mark.parametrize("exercise", spread(EXERCISES))
 def test_check_fails_where_only_its_exercise_is_blank(exercise):
     namespace = load_chapter_namespace(exercise, {}, blank=[exercise])
     with pytest.raises(NotImplementedError, match=f"^exercise {exercise}$"):
@@ -106,12 +103,12 @@ def test_check_fails_where_only_its_exercise_is_blank(exercise):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # it runs up to sixty answers, on a machine that may be busy
 @pytest.mark.parametrize("exercise", spread(EXERCISES))
-def test_known_mistakes_get_the_question_they_stand_under(exercise):
+def test_right_answers_pass_and_known_mistakes_get_the_question_they_stand_under(exercise):
     """A table that was tried with the code as it is now doesn't run again, just as a notebook isn't executed again."""
     if not SEED and TRIED.get(exercise) == fingerprint(chapter(chapter_of(exercise)), exercise):
         return
     found = list(questions(exercise, int(SEED or "0")))
-    assert len(found) >= 10
+    assert len(found) > 10
     assert [f"{name}: {asked}" for name, wanted, asked in found if asked != wanted] == []
 
 

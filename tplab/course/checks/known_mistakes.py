@@ -50,12 +50,17 @@ RECORD = Path("solutions", "tables.json")
 TPLAB = COURSE.parent
 IN_NO_CHECK = re.compile("viz/|course/(?!checks/|exercises/)")  # code that builds, shows, or grades notebooks
 HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+UNCHANGED = Mistake("the reference answer", (), fails=False, where="")
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
 
 
 def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Yield (answer, the question it should get, the question it gets) for every answer in an exercise's tables."""
+    """Yield (answer, the question it should get, the question it gets).
+
+    The answers are all those in an exercise's tables and the reference answer, which should pass.
+    """
     trials = registered(number).trials
+    yield "the reference answer", PASSES, _asked_alone(number, UNCHANGED, seed, ())
     together = not callable(trials) and all(isinstance(trial, OnRanks) for trial in trials)
     sections = {trial.table(number).title: trial.table(number) for trial in trials} if together else {}
     for title, own in (sections or _sections_of(number)).items():
