@@ -29,7 +29,7 @@ from tplab.tensor import gather_from_region, reduce_from_region, shard
 # %% [markdown]
 # ## Four logits on two ranks
 #
-# Your output layer from chapter 07 leaves the logits sharded, so each rank has only the logits of its own rows of the table. From now on, we'll call the entries of the vocabulary **IDs** and the positions of a text **tokens**, so that you can tell them apart. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The ID of the correct next token is called the **target**. Here, it's ID 1.
+# Your output layer from chapter 07 leaves the logits sharded, so each rank has only the logits of its own rows of the table. In this chapter, an **ID** is an entry of the vocabulary, and a **token** is a position of a text, so you can always tell which of the two we mean. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The ID of the correct next token is called the **target**. Here, it's ID 1.
 
 # %%
 z = torch.tensor([1.0, 2.0, 3.0, 0.0])
@@ -46,11 +46,11 @@ viz.matrices({"rank 0": z[:2], "rank 1": z[2:]})
 predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
 
 # %% [markdown] task="8.1" title="Log-sum-exp for two numbers per token" difficulty=3 minutes=14
-# Write the first half of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. Your function has to follow these rules:
+# Write the first term of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. Your function has to follow these rules:
 #
 # - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf, as long as each token has at least one finite logit. On some ranks, all the logits of a token may be -inf.
 #
-# - In the forward pass, each rank may contribute at most two numbers per token to collectives. The backward pass sends nothing.
+# - In the forward pass, each rank may pass at most two numbers per token to collectives. The backward pass sends nothing.
 #
 # - You don't have to write a backward pass, because autograd can compute the gradient of the logits through your function.
 #
@@ -72,7 +72,7 @@ def vocab_logsumexp(logits, group=None):
 
 
 # %% [markdown] hints="8.1"
-# 1. To sum the exponentials of all columns, each rank first sums over its own columns, and then the ranks' sums are added. Which operator adds the ranks' sums and does nothing in the backward pass? Then think about overflow, because `e⁷¹⁰` is infinite in float64. The result doesn't change if you subtract some number `m` from all logits of a token and add it back at the end. How do you have to choose `m` so that the largest exponent is 0? And why do all ranks have to use the same `m`?
+# 1. To sum the exponentials of all columns, each rank first sums over its own columns, and then the ranks' sums are added. Which operator adds the ranks' sums and does nothing in the backward pass? Then think about overflow, because `e⁷¹⁰` is infinite in float64. The result doesn't change if you subtract some number `m` from all logits of a token and add it back at the end. For which `m` is the largest exponent 0? And why do all ranks have to use the same `m`?
 # 2. Let `m` be the token's largest logit on any rank. Each rank computes the maximum of its own columns with `logits.amax(-1)`, and `dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)` replaces it with the maximum over all ranks. Since `m` cancels out, autograd doesn't have to know about it, so use `logits.detach()`.
 # 3. After you've computed `m`, compute `part = (logits - m.unsqueeze(-1)).exp().sum(-1)`, and return `m + reduce_from_region(part, group).log()`. Apply the logarithm after the sum over the ranks.
 
@@ -114,13 +114,13 @@ viz.table(rows)
 #
 # ## From a sum to a loss
 #
-# The second half of the loss is the target's logit $z_t$. Exactly one rank has this logit, so the other ranks contribute a 0, just as in your embedding in chapter 07. In total, each rank now contributes three numbers per token: its maximum, its sum of exponentials, and either the target's logit or a 0.
+# The second term of the loss is the target's logit $z_t$. Exactly one rank has this logit, so the other ranks contribute a 0, just as in your embedding in chapter 07. In total, each rank now contributes three numbers per token: its maximum, its sum of exponentials, and either the target's logit or a 0.
 #
 # Autograd could now compute the gradient of this loss for you, but you can do better by hand. The gradient of the loss with respect to a logit $z_j$ is surprisingly simple:
 #
 # $$\frac{\partial\,\text{loss}}{\partial z_j} \;=\; \mathrm{softmax}(z)_j - \begin{cases}1 & \text{if } j = t\\ 0 & \text{otherwise}\end{cases}$$
 #
-# **Predict.** Take the four logits from above again, with ID 1 as the target. The gradient of the loss has four elements, two on each rank. What's the sum of all four elements? On which rank is an element negative? How many collectives does the backward pass need?
+# **Predict.** Take the four logits from above again, with ID 1 as the target. The gradient of the loss has four elements, two on each rank. What's the sum of all four elements? Which rank has a negative element? How many collectives does the backward pass need?
 
 # %% predict="8.b"
 predict("8.b", sum=0, negative_on=0, collectives=0)
@@ -139,7 +139,7 @@ def mine_and_column(target, columns, rank):
 #
 # - Save at most one tensor of shape `[.., v/p]`. The logits exist anyway, so saving them takes no extra memory.
 #
-# - The argument `dloss` `[..]` is the gradient of the losses that you returned, with one number per token. The backward pass sends nothing.
+# - The argument `dloss` `[..]` is the gradient with respect to the losses that `forward` returned. It contains one number per token. The backward pass sends nothing.
 #
 # - Don't write into the caller's logits or into any tensor you saved, because a second backward pass has to return the same gradient.
 
@@ -245,7 +245,7 @@ viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in
 #
 # - **Ignored tokens.** Some tokens shouldn't count toward the loss, for example because they're part of the user's question. The target of such a token is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and the mean loss includes only the tokens that *do* count.
 #
-# **Predict.** Suppose three of eight tokens have the target `ignore_index`. By which number do you divide the sum of the losses to get the mean loss? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The correct loss is the logarithm of a whole number. Which number is it? And which number would it be if the softmax included the padding?
+# **Predict.** Suppose three of eight tokens have the target `ignore_index`. What do you divide the sum of the losses by to get the mean loss? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The correct loss is the logarithm of a whole number. Which number is it? What would this number be if the softmax included the padding?
 
 # %% predict="8.c"
 predict("8.c", divided_by=5, log_of=15, with_padding=16)
@@ -278,9 +278,9 @@ def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=
 
 
 # %% [markdown] hints="8.3"
-# 1. Which number can you write into a padding column so that its exponential is exactly 0? When you look up the logit of an ignored token's target, you need some target that exists. How do you remove the loss of this token afterward, and by which number do you divide the sum of the losses? Compare targets with `vocab_size`, not with the number of columns.
+# 1. Which number can you write into a padding column so that its exponential is exactly 0? When you look up the logit of an ignored token's target, you need some target that exists. How do you remove this token's loss afterward? What do you divide the sum of the losses by? Compare targets with `vocab_size`, not with the number of columns.
 # 2. Column `j` on rank `r` belongs to ID `r · v/p + j`. Build these IDs with `torch.arange` on the device of the logits, and use `logits.masked_fill(ids >= vocab_size, -torch.inf)`. For ignored tokens, use `target.masked_fill(~counted, 0)` before the lookup, and `loss.masked_fill(~counted, 0)` after it.
-# 3. Start with `counted = target != ignore_index`. Then replace ignored targets, raise the `IndexError` if any target is negative or at least `vocab_size`, mask the padding, call `VocabParallelCrossEntropy.apply(logits, target, group)`, and return `loss.masked_fill(~counted, 0).sum() / counted.sum()`.
+# 3. Start with `counted = target != ignore_index`. Replace ignored targets, and raise the `IndexError` if any remaining target is negative or at least `vocab_size`. After you've masked the padding, call `VocabParallelCrossEntropy.apply(logits, target, group)`, and return `loss.masked_fill(~counted, 0).sum() / counted.sum()`.
 
 # %% check="8.3"
 check("8.3", vocab_parallel_loss)
@@ -400,7 +400,7 @@ broken = launch(train_on_ranks, 2, args=(lambda logits, target: OneOnEveryRank.a
 viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}, title="the loss on two ranks")
 
 # %% [markdown]
-# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each token's gradient raises two logits instead of one, and one of these two logits doesn't belong to the token's target. Such a gradient can never become zero, because its elements don't add up to zero.
+# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each step raises two of a token's logits instead of one, and only one of the two is the target's logit. Such a gradient can never become zero, because its elements don't add up to zero.
 #
 # ## Fix it
 #
@@ -473,7 +473,7 @@ def smoothed_loss(logits, target, label_smoothing, *, vocab_size, group=None):
 
 
 # %% [markdown] hints="8.4"
-# 1. How many columns does `logits.shape[-1]` count, and how many IDs does the vocabulary have? Over which IDs does `log_probs.mean(-1)` average, and over which IDs should it average? Which number per token would a rank need from the other ranks? If your gradient is wrong, remember that every rank subtracts the same log-sum-exp from its own logits. In the backward pass, each rank computes only its own contribution to the gradient of the log-sum-exp. Could you subtract the log-sum-exp *after* the sum over all ranks instead?
+# 1. Is `logits.shape[-1]` the number of IDs in the vocabulary? Over which IDs does `log_probs.mean(-1)` average, and over which IDs should it average? To average over the right IDs, what does a rank need to get from the other ranks for each token? If your gradient is wrong, remember that every rank subtracts the same log-sum-exp from its own logits. In the backward pass, each rank computes only its own contribution to the gradient of the log-sum-exp. Could you subtract the log-sum-exp *after* the sum over all ranks instead?
 # 2. The average of the log-probabilities is the average of the logits minus the log-sum-exp. So use g to add up the logits of all ranks, divide the sum by `vocab_size`, and then subtract `lse`. In the padding columns, the logits are -inf. What should these columns contribute to the sum?
 # 3. Use `vocab_size` in the first line. Compute `total = reduce_from_region(logits.masked_fill(padding, 0).sum(-1), group)`, and then `mean_log_probs = total / vocab_size - lse`.
 
@@ -486,7 +486,7 @@ compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 # %% [markdown]
 # With your fix, all rows of the table are the same. The price is one more number per token in the forward pass.
 #
-# Did you get a wrong gradient along the way? Suppose each rank subtracts the log-sum-exp from its own logits *before* the sum over the ranks. Then each rank gets only the contribution of its own columns to the gradient of the log-sum-exp. In exercise 6.5, each copy of a weight had the same problem. An f on the log-sum-exp would add up these contributions, but it would send a message in the backward pass. If you subtract the log-sum-exp *after* the sum, you don't need any message.
+# Did you get a wrong gradient along the way? Suppose each rank subtracts the log-sum-exp from its own logits *before* the sum over the ranks. Then each rank gets only the contribution of its own columns to the gradient of the log-sum-exp. In exercise 6.5, each copy of a weight had the same problem. If you passed the log-sum-exp through f, these contributions would be added up, but the backward pass would have to send a message. If you subtract the log-sum-exp *after* the sum instead, the gradient is correct without a message.
 #
 # The first loss of a training run wouldn't have revealed this bug. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks, and not only in the first step.
 
@@ -498,9 +498,9 @@ symptoms(8)
 #
 # <details><summary>Going deeper: two messages, GRPO, overwritten logits, and no logits at all</summary>
 #
-# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them into the same message. If you only need the mean loss, you don't have to send $z_t - m$ for each token, because its sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, puts both sums of all tokens into one message.
+# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them into the same message. If you only need the mean loss, you don't have to send $z_t - m$ for each token, because its sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, sends the sum of the exponentials and the target's logit in a single message.
 #
-# - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) saves memory by overwriting the logits, if they're in float32. It first overwrites them with their exponentials and then with the gradient. This saves a whole shard, but the caller loses the logits. In May 2025, somebody proposed to copy the logits first (pull request 1594, still open). The function doesn't raise an error if a target isn't in the vocabulary.
+# - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) saves memory by overwriting the logits, if they're in float32. It first overwrites them with their exponentials and then with the gradient. This saves a whole shard, but the caller loses the logits. In May 2025, somebody proposed copying the logits first (pull request 1594, still open). The function doesn't raise an error if a target isn't in the vocabulary.
 #
 # - **Reinforcement learning** needs the log-probability of each token, which is the negative of your loss. Until August 2026, the training library ms-swift summed the ranks' contributions with a plain `all_reduce`, which autograd doesn't know about. The log-probabilities were correct. But if a rank didn't have a token's target, it computed a wrong gradient, which was sometimes zero. Now ms-swift calls Megatron-Core's loss, which has a handwritten backward pass (ms-swift pull request 9947).
 #

@@ -57,7 +57,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks generated different texts. But each rank stores only half of every row, so the rows they gathered consisted of two halves that belonged to different bytes. So *neither* text is what the model would have generated on a single rank.
+# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks generated different texts. But each rank stores only half of every embedding row. When the two ranks looked up different bytes and gathered the two halves, the row they got belonged to neither byte. So *neither* text is what the model would have generated on a single rank.
 #
 # You might conclude that all ranks should use the same seed, and that no rank should ever draw a random number on its own. But what about **dropout**? With a rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
 #
@@ -102,8 +102,8 @@ def same_or_different() -> dict[str, tuple[str, str]]:
 
 # %% [markdown] hints="9.1"
 # 1. For the first question, look at the tensor's shape. Does every rank of a replica hold the full tensor, or does each rank hold its own shard? If all ranks hold the full tensor, what goes wrong when they drop different elements of it? If each rank holds its own shard, what goes wrong when all ranks drop the elements at the same positions?
-# 2. For the second question, remember that the replicas are copies of *one* set of weights, but they train on different texts. Which of the eight draws determine initial weights? Which of them affect tensors that depend on the text?
-# 3. For `norm`, `embedding`, `after_g`, `batch`, and `token`, the two ranks of a replica need identical tensors, so they have to draw the same random numbers. Only `norm` and `shard` determine initial weights, which have to be the same in both replicas. All the other draws have to differ between the replicas.
+# 2. For the second question, remember that the replicas are copies of *one* set of weights, but they train on different texts. Which of the eight draws determine initial weights? Which of them are different for every text?
+# 3. The draws for `norm`, `embedding`, `after_g`, `batch`, and `token` affect tensors that have to be identical on the two ranks of a replica, so these ranks have to draw the same numbers. Only `norm` and `shard` determine initial weights, which have to be the same in both replicas. All the other draws have to differ between the replicas.
 
 # %% check="9.1"
 check("9.1", same_or_different)
@@ -126,7 +126,7 @@ viz.masks(
 # %% [markdown]
 # The masks for `after_g` are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their copies equal.
 #
-# The masks for `inside` are wrong. There, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, each random number decides about one element on *every* rank, so the four ranks draw only a quarter as many different numbers. As a result, the share of a token's elements that dropout keeps varies too much. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
+# The masks for `inside` are wrong. There, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, every rank uses the same random numbers, so the four ranks draw only a quarter as many different numbers as a single process would. As a result, the fraction of elements that survive dropout varies too much from token to token. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
 #
 # ## Three streams
 #
@@ -149,7 +149,7 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 # On a CPU, torch only uses the last 32 bits of a seed. The two seeds in this cell differ only in a higher bit, so both generators return the same numbers.
 
 # %% [markdown] task="9.2" title="Seeds that never meet" difficulty=2 minutes=8
-# Return the seeds of a rank's three random streams. If two streams should draw the same numbers according to the table above, they need the same seed. All other streams need different seeds. This has to be true for every nonnegative `seed`, with up to 1000 replicas and up to 1000 ranks per replica. (A hash function wouldn't work, because among a million hashes, some have the same last 32 bits.)
+# Return the seeds of a rank's three random streams. If the table above says that two streams have to draw the same numbers, they need the same seed. All other streams need different seeds. This has to be true for every nonnegative `seed`, with up to 1000 replicas and up to 1000 ranks per replica. (A hash function wouldn't work, because among a million hashes, some have the same last 32 bits.)
 
 
 # %% exercise="9.2"
@@ -204,18 +204,18 @@ def set_state(state):
 # x = torch.rand(3)          # draws from the current state, as if nothing had happened
 # ```
 #
-# When you fork the stream "sharded" again, it has to continue where it stopped. If it started from its seed again, dropout would draw the same mask in every training step.
+# When you fork the stream "sharded" again, it has to continue where it stopped. If the stream started from its seed again, dropout would draw the same mask in every training step.
 #
 # To write a method like `fork`, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after the `yield` runs when the block ends. If the block raises an exception, Python raises that exception at the `yield`.
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
 # Write the tracker with the help of `get_state` and `set_state`. To get the initial state of a stream, create a separate generator, `torch.Generator(device())`, and call its methods `manual_seed(seed)` and `get_state()`.
 #
-# - `add` adds a stream. If its name or its seed is already taken, `add` raises a `ValueError` and leaves the tracker as it was. A seed that was used once stays taken forever. Adding a stream must not change the numbers that torch draws from its default generator.
+# - `add` adds a stream. If its name or its seed is already taken, `add` raises a `ValueError` and leaves the tracker as it was. Once a seed has been used, it stays taken. Adding a stream must not change the numbers that torch draws from its default generator.
 #
 # - `fork` takes the name of a stream and raises an error if there's no such stream. At the end of the `with` block, `fork` stores the new state of the stream and restores torch's previous state, even if the block raises an exception. The exception must still reach the caller. It must be possible to nest the forks of different streams.
 #
-# - `state_dict` returns the current states of all streams. These returned states must not change when the tracker's states change later. `load_state_dict` takes such states and continues all streams from there, in the same tracker or in a different tracker with the same stream names. `load_state_dict` must not make any used seed available again.
+# - `state_dict` returns the current states of all streams. These returned states must not change when the tracker's states change later. `load_state_dict` takes such states, and from then on, each stream continues from its loaded state. It also works in a different tracker with the same stream names. After `load_state_dict`, all seeds that were taken before are still taken.
 
 
 # %% exercise="9.3"
@@ -266,7 +266,7 @@ class RNGTracker:
 # %% [markdown] hints="9.3"
 # 1. When you write a state into torch's generator, you overwrite its previous state. What do you have to save first, and where? While `fork` waits at its `yield`, the code in the caller's `with` block runs. Which lines of `fork` have to run even if that code raises an exception?
 # 2. In `add`, create a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, save torch's current state in a local variable, write the stream's state into torch's generator, and `yield`. After the `yield`, store the stream's new state, and restore torch's state from the local variable. Put these last two steps in a `finally` clause. You don't have to copy any states, because `get_state` returns a new tensor each time.
-# 3. In `fork`, write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. In `state_dict`, return a copy of the dictionary, `dict(self.states)`. In `load_state_dict`, store a copy of its argument, too.
+# 3. In `fork`, start with `outside = get_state()` and `set_state(self.states[name])`, and put the `yield` into a `try` block. In its `finally` block, write `self.states[name] = get_state()` and `set_state(outside)`. In `state_dict`, return a copy of the dictionary, `dict(self.states)`. In `load_state_dict`, store a copy of its argument, too.
 
 # %% check="9.3"
 check("9.3", RNGTracker)
@@ -416,7 +416,7 @@ def train(only=None):
 
 
 # %% [markdown]
-# **Predict.** Compare the second and the third run. With which stream, "sharded" or "replicated", do the two ranks report different losses in the first step? With which stream do their replicated parameters drift apart? And with which one do the losses and the replicated parameters look perfectly healthy?
+# **Predict.** Compare the second and the third run. Which stream, "sharded" or "replicated", makes the two ranks report different losses in the first step? Which one makes their replicated parameters drift apart? And which one leaves both the losses and the replicated parameters looking perfectly healthy?
 
 # %% predict="9.c"
 predict("9.c", two_first_losses="sharded", drift="sharded", looks_healthy="replicated")
@@ -442,7 +442,7 @@ viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 
 # %% [markdown]
 # If all masks come from the stream "sharded", the two ranks drop different elements of the same tensor after g. From then on, they compute with different tensors, so they report different losses in the very first step, and their replicated parameters drift apart. That's bad, but at least you can see it in the table.
 #
-# If all masks come from the stream "replicated", there's *nothing* suspicious to see. The ranks agree perfectly, and the final loss is even slightly *lower* than with the right streams. (We tried six seeds, and the loss was lower for five of them.) Only the masks themselves reveal the mistake. The share of elements that they keep varies $\sqrt{2}$ times as much as it should.
+# If all masks come from the stream "replicated", there's *nothing* suspicious to see. The ranks agree perfectly, and the final loss is even slightly *lower* than with the right streams. (We tried six seeds, and the loss was lower for five of them.) Only the masks themselves reveal the mistake. The fraction of elements that survive dropout varies $\sqrt{2}$ times as much as it should.
 #
 # ## Fix it
 #
@@ -503,7 +503,7 @@ check("9.4", MixedPrecisionBlock)
 #
 # Does the recomputation drop the same elements as the first run? With torch's default generator, it does, because `torch.utils.checkpoint` restores the generator's state before the recomputation. But what if dropout draws from one of your tracker's streams? Let's try both with $y = \mathrm{dropout}(x)^2$ at $x = 1$, where the correct gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
 #
-# **Predict.** The dropout rate is 0.5. What share of the gradient's elements is correct if dropout draws from torch's current state? What share is correct if dropout draws from a stream of your tracker? (Write numbers between 0 and 1.)
+# **Predict.** The dropout rate is 0.5. What fraction of the gradient's elements is correct if dropout draws from torch's current state? What fraction is correct if dropout draws from a stream of your tracker? (Write numbers between 0 and 1.)
 
 # %% predict="9.d"
 predict("9.d", current_state=1, tracker=0.5)
@@ -543,7 +543,7 @@ table_of(torchs_own)
 # To solve this problem, you can use `context_fn`, an argument of `torch_checkpoint`. You pass it a function that takes no arguments and returns two context managers. Torch enters the first context manager for the first run and the second one for the recomputation. If you don't need one of them, use `nullcontext()`, a context manager that does nothing.
 
 # %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
-# Write `checkpoint` with the help of `torch_checkpoint` and the tracker's methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. When a function is recomputed, it has to draw from the tracker's streams as they were when *its own* first run began. After the recomputation, the states of all streams must be the same as if the function had run only once.
+# Write `checkpoint` with the help of `torch_checkpoint` and the tracker's methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. When a function is recomputed, each stream of the tracker has to start from the state that it had when the first run of *this* function began. After the recomputation, the states of all streams must be the same as if the function had run only once.
 #
 # Your function should also work if a model checkpoints several blocks one after another, and if the weights of a block need gradients but its input `x` doesn't.
 
@@ -570,7 +570,7 @@ def checkpoint(function, *args, tracker):
 # %% [markdown] hints="9.5"
 # 1. The recomputation begins long after your function `checkpoint` has returned. Which states do the tracker's streams need at the beginning of the recomputation? When is the last chance to save these states?
 # 2. Call `tracker.state_dict()` before the first run. Then write a context manager `replay` for the recomputation. When the recomputation begins, `replay` saves the current states of the streams and loads the states from before the first run. When the recomputation ends, `replay` loads the states that it saved at the beginning.
-# 3. Decorate `replay` with `@contextmanager`. Inside, write `now = tracker.state_dict()` and `tracker.load_state_dict(before_first_run)`, then `try: yield`, then `finally: tracker.load_state_dict(now)`. Return `torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))`.
+# 3. Decorate `replay` with `@contextmanager`. `replay` first keeps the current states with `now = tracker.state_dict()`, and then calls `tracker.load_state_dict(before_first_run)`. Put the `yield` into a `try` block, and restore the states with `tracker.load_state_dict(now)` in its `finally` block. Return `torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))`.
 
 # %% check="9.5"
 check("9.5", checkpoint)
@@ -581,7 +581,7 @@ table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 # %% [markdown]
 # In the animation below, each row of boxes is a random stream, each box is one random number, and dropout reads the numbers from left to right.
 #
-# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. A flag marks where each stream was before step 2. Your checkpointing returns each stream to its flag before it recomputes step 2, so the masks are the same as in the first run.](pictures/tapes.svg)
+# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. In each stream, a flag marks the first number that step 2 used. Your checkpointing rewinds each stream to its flag before it recomputes step 2, so the masks are the same as in the first run.](pictures/tapes.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -615,7 +615,7 @@ viz.table(
 )
 
 # %% [markdown]
-# A checkpointed block stores only its input `x`, which has the same size on any number of ranks. In return, both g's run a second time, so the backward pass contains two more all-reduces.
+# A checkpointed block stores only its input `x`, which has the same size on any number of ranks. The price is that both g's run a second time, so the backward pass contains two more all-reduces.
 
 # %%
 symptoms(9)
@@ -625,7 +625,7 @@ symptoms(9)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, checkpoints, and what "the same model" means</summary>
 #
-# - **Megatron-Core** has a tracker like yours in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it also refuses names and seeds that are already taken. Instead of a stream "replicated", Megatron-Core uses torch's default generator. The seed of the stream for sharded tensors is `seed + 2718 + rank`, and a comment says that 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process would use a different mask for each text. Still, repeating a mask across replicas does less harm than repeating it within a replica.
+# - **Megatron-Core** has a tracker like yours in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it also refuses names and seeds that are already taken. Instead of a stream "replicated", Megatron-Core uses torch's default generator. The seed of the stream for sharded tensors is `seed + 2718 + rank`, and a comment says that 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they use the same mask, although they train on different texts. A single process would use a different mask for each text. Still, repeating a mask across replicas does less harm than repeating it within a replica.
 #
 # - **Text generation.** In OpenAI's reference implementation of gpt-oss, each rank samples the next token on its own. If one rank ever draws an extra random number, the ranks generate different texts, just like the two ranks at the beginning of this chapter (openai/gpt-oss issue 270, August 2026).
 #
@@ -651,4 +651,4 @@ from tplab.course import library
 library(9)
 
 # %% [markdown]
-# You've now built every part of a GPT. How many lines of code does it take to put these parts together? And in which order should the parts come, so that the ranks never send anything twice?
+# You've now built every part of a GPT. How many lines of code does it take to put these parts together? And how do you arrange them so that the ranks never send anything twice?

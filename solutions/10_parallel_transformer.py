@@ -73,7 +73,7 @@ viz.table(rows)
 # | `"g"` | `reduce_from_region`: an all-reduce in the forward pass only |
 # | `"norm"` | a `LayerNorm`, whose weight and bias every rank has in full |
 #
-# Put the seven names in the right order. In a single process, the block reads the norm's output. Dropout is applied to the sum of the block's output and the final bias, and at the very end, the original $x$ is added.
+# Put the seven names in the right order. In a single process, the norm comes first, and the block reads its output. Dropout is applied to the sum of the block's output and the final bias, and at the very end, the original $x$ is added.
 #
 # The check compares the output and all gradients with a single-process run.
 
@@ -107,7 +107,7 @@ check("10.1", block_order)
 #
 # $$y = x + \text{dropout}(\text{attention}(\text{norm}(x)) + b) \qquad z = y + \text{dropout}(\text{MLP}(\text{norm}(y)) + b')$$
 #
-# ![An animation of one training step of a transformer layer on two ranks, with the actual numbers for a single token. The residual stream is drawn as a gray pipe that passes through both ranks. Attention and the MLP each read a copy of the residual stream and compute one partial sum per rank, and g adds the total to the residual stream. In the backward pass, f adds up the gradients of the two ranks, so the norms and biases get their full gradients without any additional messages.](pictures/one_step.svg)
+# ![An animation of one training step of a transformer layer on two ranks, with the actual numbers for a single token. The residual stream is drawn as a gray pipe that passes through both ranks. Attention and the MLP each read a copy of the residual stream and compute one partial sum per rank. Then g adds up the partial sums, and the total is added to the residual stream. In the backward pass, f adds up the gradients of the two ranks, so the norms and biases get their full gradients without any additional messages.](pictures/one_step.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -205,7 +205,7 @@ def switched(bias_dropout_add):
 viz.table(switched(as_shipped))
 
 # %% [markdown] task="10.2" title="Fix the switch that did nothing" difficulty=2 minutes=8
-# The switch changes nothing at all! Find out why, and fix the function. The result and every sum on the way should have the dtype of `residual`, so that nothing is rounded to a smaller dtype. All ranks should drop the same elements. `bias` may be `None`.
+# The switch changes nothing at all! Find out why, and fix the function. The result and every intermediate sum should have the dtype of `residual`, so that nothing is rounded to a less precise dtype. All ranks should drop the same elements. `bias` may be `None`.
 
 
 # %% exercise="10.2"
@@ -251,7 +251,7 @@ viz.table(switched(bias_dropout_add))
 #
 # - A **decoder** layer, as in a GPT, has a causal mask.
 #
-# - A **decoder layer with cross-attention** has a third block between the other two, which reads the memory from chapter 06. This block has its own norm and residual, but the memory doesn't go through a norm.
+# - A **decoder layer with cross-attention** has a third block between the other two, which reads the memory from chapter 06. Like the other two blocks, it has a norm and a residual connection. Its norm is only applied to $x$, not to the memory.
 #
 # In the very first transformer, the norms came after the residuals were added (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the next block reads the output of a norm, and the same output is also this block's residual. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. Megatron calls this option `apply_residual_connection_post_layernorm`.
 
@@ -313,9 +313,9 @@ class ParallelTransformerLayer(nn.Module):
 
 
 # %% [markdown] hints="10.3"
-# 1. Write the layer for a single process first. On several ranks, nothing changes for the tensors that are the same on every rank. Which tensors are those? And for cross-attention, do the keys come from `x` or from the memory, and so whose padding tokens have to be masked?
+# 1. Write the layer for a single process first. On several ranks, the code for replicated tensors stays the same. Which of the layer's tensors are replicated? And in cross-attention, do the keys come from `x` or from the memory? This tells you whose padding tokens have to be masked.
 # 2. You need the same four steps for each block. Apply the norm, call the block, choose the residual, and call `bias_dropout_add`. The residual is the norm's output if `self.post` is True, and the norm's input otherwise. The result is the `x` of the next block.
-# 3. Start with `normed = self.attention_norm(x)`. Then call `y, bias = self.attention(normed.to(self.attention_norm.weight.dtype), key_padding_mask=key_padding_mask, rng=rng)`. Finally, set `x = bias_dropout_add(y, bias, normed if self.post else x, self.hidden_dropout, self.training, rng)`. If there's cross-attention, do the same with `self.cross_norm` and `self.cross_attention(normed, memory, key_padding_mask=memory_padding_mask, rng=rng)`, where `normed` has to be converted, too. Then do it with `self.mlp_norm` and `self.mlp`.
+# 3. Start with `normed = self.attention_norm(x)`. Then call `y, bias = self.attention(normed.to(self.attention_norm.weight.dtype), key_padding_mask=key_padding_mask, rng=rng)`. After that, set `x = bias_dropout_add(y, bias, normed if self.post else x, self.hidden_dropout, self.training, rng)`. If there's cross-attention, repeat these three steps with `self.cross_norm` and `self.cross_attention(normed, memory, key_padding_mask=memory_padding_mask, rng=rng)`. Don't forget to convert `normed` here, too. Finally, repeat the steps with `self.mlp_norm` and `self.mlp`.
 
 # %% check="10.3"
 check("10.3", ParallelTransformerLayer)
@@ -400,7 +400,7 @@ from tplab.tensor import VocabParallelEmbedding, parallel_logits, vocab_parallel
 #
 # - Before the first layer, apply dropout with the rate `self.config.dropout`. All ranks should drop the same elements.
 #
-# - `parallel_logits(x, weight, group=...)` includes f. It computes this rank's logits, `[b, s, v/p]`, from this rank's rows of the embedding, `self.embedding.weight`. Your `x` needs the dtype of these rows.
+# - `parallel_logits(x, weight, group=...)` includes f. It computes this rank's logits, `[b, s, v/p]`, from this rank's rows of the embedding, `self.embedding.weight`. Before you call it, convert `x` to the dtype of these rows.
 #
 # - If there are targets, return the mean loss from `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)`. Because the embedding is padded, this function needs the real vocabulary size, `self.config.vocab_size`.
 #
@@ -452,9 +452,9 @@ def init_std(name, num_layers, std=0.02):
 
 
 # %% [markdown] hints="10.4"
-# 1. Go through the table above from top to bottom. Each row of the table takes one or two lines of code in `forward`. You don't have to call f or g yourself, because the modules call them. For `init_std`, think of the two matrices of an MLP. Which of them computes the MLP's output?
+# 1. Go through the table above from top to bottom. Each row of the table takes one or two lines of code in `forward`. You don't have to call f or g yourself, because the modules call them. For `init_std`, you have to recognize the matrices that write to the residual stream. Which of an MLP's two matrices computes its output?
 # 2. In `forward`, add the two embeddings, apply dropout, and call every layer with the same `rng`. Then apply the final norm, convert its output to the dtype of the embedding, and compute the logits with the embedding's own weight. In `init_std`, look for the weights of `attention.out` and `mlp.down`, because their outputs are added to the residual stream. Every layer has both of them.
-# 3. Start with `x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))` and convert `x` if necessary. Continue with `dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)`, `layer(x, rng=rng)` for each layer, `self.final_norm(x).to(self.embedding.weight.dtype)`, and `parallel_logits(x, self.embedding.weight, group=self.group)`. For `init_std`, use `name.endswith(("attention.out.weight", "mlp.down.weight"))` and `std / math.sqrt(2 * num_layers)`.
+# 3. Start with `x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))` and convert `x` if necessary. Apply `dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)`, and then each layer with `layer(x, rng=rng)`. After the last layer, compute `self.final_norm(x).to(self.embedding.weight.dtype)`, and return `parallel_logits(x, self.embedding.weight, group=self.group)`. In `init_std`, return `std / math.sqrt(2 * num_layers)` if `name.endswith(("attention.out.weight", "mlp.down.weight"))`.
 
 # %% check="10.4"
 check("10.4", ParallelGPT, init_std)
@@ -542,7 +542,7 @@ viz.curves({"plain PyTorch": plain_losses, "your GPT, p = 2": losses}, title="a 
 #
 # ## Which token?
 #
-# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own rows, and all ranks have to choose the *same* token. If several tokens share the largest logit, the lowest ID should be chosen, as in `torch.argmax`.
+# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own part of the vocabulary, and all ranks have to choose the *same* token. If several tokens share the largest logit, the lowest ID should be chosen, as in `torch.argmax`.
 #
 # **Predict.** Suppose there are eight tokens. Rank 0 has the logits `[0.5, 2.0, -1.0, 2.0]`, and rank 1 has the logits `[1.0, 0.0, 3.0, 3.0]`. Which index does `argmax` return on each rank, and which ID should both ranks choose? On two ranks, GPT-2's 50,257 rows are padded to 50,432 rows. If you gathered the logits, how many logits per token would you get?
 
@@ -579,7 +579,7 @@ def best_token(logits, vocab_size, group=None):
 
 
 # %% [markdown] hints="10.5"
-# 1. On each rank, only one token can possibly be the best, the token with this rank's largest logit. Which two numbers do the other ranks need to know about this token? If you know the token's index in the rank's shard, how do you get its ID?
+# 1. Each rank only has to consider one candidate, the token with its largest logit. Which two numbers do the other ranks need to know about this token? If you know the token's index in the rank's shard, how do you get its ID?
 # 2. Set the logits of the padding to minus infinity, and find the rank's largest logit and its index. Then compute the largest logit over all ranks. Each rank that has this logit proposes the ID of its token. Every other rank proposes a number that's too large to be the minimum of all proposals.
 # 3. Compute `ids = start + arange(v/p)` with `start = dist.get_rank(group) * v/p`. Then compute `largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)`. All-reduce a copy of `largest` with `MAX`, and then all-reduce `torch.where(largest == largest_of_all, start + index, vocab_size)` with `MIN`.
 
@@ -630,7 +630,7 @@ viz.table([{"plain PyTorch writes": repr(plain_text(prompt))} | {
 #
 # Let's return to the mistake from the beginning of this chapter and have every rank add the MLP's residual before g.
 #
-# **Predict.** Suppose you run your trained model with this mistake on $p = 1$, 2, and 4 ranks. For which of these $p$ is the loss still correct? An untrained model should have a loss of about 5.9. With the mistake, its residual stream becomes too large, but before a block reads it, a norm scales it back. Is there any $p$ for which the untrained model's loss is off by more than 1? (Write `True` or `False`.)
+# **Predict.** Suppose you make this mistake and run your trained model on $p = 1$, 2, and 4 ranks. For which of these $p$ is the loss still correct? An untrained model should have a loss of about 5.9. Because of the mistake, the residual stream of the untrained model becomes too large, but before a block reads this stream, a norm scales it back. Is there any $p$ for which the untrained model's loss is off by more than 1? (Write `True` or `False`.)
 
 # %% predict="10.g"
 predict("10.g", correct_for=(1,), untrained_off_by_more_than_1=False)
@@ -698,7 +698,7 @@ def gpt2_plan():
 # %% [markdown] hints="10.6"
 # 1. In GPT-2, `wte` is the token embedding, and `wpe` is the position embedding. `c_attn` is your `attention.qkv`, `c_fc` is your `mlp.up`, and each `c_proj` is the second linear layer of its block. Which of these layers are column-parallel in your GPT, and which are row-parallel?
 # 2. Your weights are stored as `[out, in]`, so the weight of a column-parallel layer is split by *rows*, and so is its bias. The weight of a row-parallel layer is split by columns, and its bias is added after g. The two embeddings aren't linear layers.
-# 3. Transpose the four weights whose names start with `attn` or `mlp`, and nothing else. Split `c_attn` as `"qkv"`, split `c_fc` and `wte.weight` by rows, and split both `c_proj.weight` by columns. Everything else is replicated.
+# 3. Transpose the four weights whose names start with `attn` or `mlp`, and nothing else. Split `c_attn` as `"qkv"`, split `c_fc` and `wte.weight` by rows, and split the `c_proj.weight` of attention and of the MLP by columns. Everything else is replicated.
 
 # %% check="10.6"
 check("10.6", gpt2_plan)
@@ -758,17 +758,17 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for n
 #
 # <details><summary>Going deeper: Megatron-Core, names, sampling, the memory's gradient, and a fix that broke something else</summary>
 #
-# - **Megatron-Core** implements this layer as `TransformerLayer` in `megatron/core/transformer/transformer_layer.py`. After the blocks, the layer calls `self_attn_bda`, `cross_attn_bda`, and `mlp_bda`, where "bda" stands for your `bias_dropout_add`. You find this function in `megatron/core/fusions/fused_bias_dropout.py`, and the model, `GPTModel`, in `megatron/core/models/gpt/gpt_model.py`.
+# - **Megatron-Core** implements this layer as `TransformerLayer` in `megatron/core/transformer/transformer_layer.py`. After the blocks, the layer calls `self_attn_bda`, `cross_attn_bda`, and `mlp_bda`, where "bda" stands for your `bias_dropout_add`. This function is in `megatron/core/fusions/fused_bias_dropout.py`, and the model, `GPTModel`, is in `megatron/core/models/gpt/gpt_model.py`.
 #
 # - **The bug from exercise 10.2** was in Megatron-Core until February 2026. The embedding returned a float32 tensor, but the very first block converted the residual stream back to bfloat16 (NVIDIA/Megatron-LM pull request 3504). This conversion was there on purpose. According to a comment in the code, it kept a pipeline from hanging under automatic mixed precision.
 #
 # - **Names change.** Your `init_std` depends on the names of the weights, and so does the initialization in `transformers`. In July 2026, a user noticed that `transformers` no longer scaled these weights in new GPT-2 models. The code compared each parameter's name with `"c_proj.weight"`, but by then, it received full names such as `"h.0.attn.c_proj.weight"`. Nothing raised an error, of course (huggingface/transformers issue 47458).
 #
-# - **The inference engine Mirage added a residual before g.** Until June 2026, every rank added one of the residuals, so on two GPUs, the result contained this residual twice. The developers fixed the bug by adding the residual only on rank 0. That's fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). Two months later, they found a model in which each rank's "residual" is only a partial sum. With the fix, the partial sums of all other ranks were missing from the result (pull request 753). So your code should always know whether a tensor is a partial sum or the full tensor.
+# - **The inference engine Mirage added a residual before g.** Until June 2026, every rank added one of the residuals, so on two GPUs, the result contained this residual twice. The developers fixed the bug by adding the residual only on rank 0. That's fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). Two months later, they found a model in which each rank's "residual" is only a partial sum. For this model, the fix was wrong, because it dropped the partial sums of all other ranks (pull request 753). So your code should always know whether a tensor is a partial sum or the full tensor.
 #
 # - **The training library GPT-NeoX added biases before g.** One of its models runs attention and the MLP side by side and computes $x + \text{attention} + \text{MLP}$. In this model, a single all-reduce adds up the partial sums of both blocks. Every rank added the final biases of both blocks before this all-reduce, so the result contained them $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
 #
-# - **Your way to choose a token** is newer than it looks. SGLang gathers all the logits on every rank, even if it only needs the largest one. In August 2026, someone proposed that each rank should send only its best candidate, with the same rule for ties as yours (sgl-project/sglang pull request 35268, still open). In LightLLM, the same change increased the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
+# - **Your way of choosing a token** is surprisingly new. SGLang gathers all the logits on every rank, even if it only needs the largest one. In August 2026, someone proposed that each rank should send only its best candidate, with the same rule for ties as yours (sgl-project/sglang pull request 35268, still open). In LightLLM, the same change increased the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
 #
 # - **If you draw the next token at random**, all ranks have to draw the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, the texts on the ranks may drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws a token on rank 0, and broadcasts this token. It also uses a KV cache.
 #
@@ -788,7 +788,7 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for n
 #
 # ## Your library so far
 #
-# Your library now contains a complete GPT. The table below ends with a command that has it write a few tokens on two processes.
+# Your library now contains a complete GPT. With the last command in the table below, your library writes a few tokens on two processes.
 
 # %%
 from tplab.course import library

@@ -35,9 +35,9 @@ from tplab.pipeline.examples import ByteStage, in_units, timed
 #
 # Each rank holds a few consecutive layers, which we call a **stage**. The last stage also computes the loss. In the forward pass, each stage sends its output to the next stage. In the backward pass, each stage sends the gradient of its *input* to the previous stage.
 #
-# Below, four real ranks run a single batch. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
+# Below, four processes train on a single batch. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
 #
-# **Predict.** How many times as fast are these four ranks as a single rank that does all the work?
+# **Predict.** How many times faster are these four ranks than a single rank that does all the work?
 
 # %% predict="13.a"
 predict("13.a", times_as_fast=1)
@@ -88,17 +88,17 @@ def as_schedule(lists):
 play(gpipe(2, 3))
 
 # %% [markdown]
-# A forward pass (F) takes one unit of time, and a backward pass (B) takes two, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as it has the necessary tensors. The forward pass of a micro-batch needs the previous rank's output. The backward pass needs the next rank's gradient, and it has to come after the same rank's forward pass of this micro-batch.
+# A forward pass (F) takes one unit of time, and a backward pass (B) takes two, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as it has the necessary tensors. The forward pass of a micro-batch needs the previous rank's output. The backward pass of a micro-batch needs the gradient from the next rank. On each rank, it can only run after the forward pass of the same micro-batch.
 #
 # The **bubble** is the time that a rank spends idle, divided by the time that the same rank spends working.
 #
-# **Predict.** How many units of time does GPipe take for $p = 4$ ranks and $m = 8$ micro-batches? How many units is each rank idle, and how large is the bubble?
+# **Predict.** How many units of time does GPipe take for $p = 4$ ranks and $m = 8$ micro-batches? For how many units is each rank idle, and how large is the bubble?
 
 # %% predict="13.b"
 predict("13.b", time=33, idle_of_a_rank=9, bubble=0.375)
 
 # %% [markdown] task="13.1" title="Beat GPipe" difficulty=3 minutes=15
-# The backward pass of a micro-batch needs the activations from its forward pass. Let's call the memory in which a rank keeps these activations its **shelf**. A forward pass puts the activations of a micro-batch on the shelf, and the backward pass removes them. In GPipe, every rank has to store the activations of all $m$ micro-batches at the same time.
+# The backward pass of a micro-batch needs the activations from its forward pass. A rank keeps these activations in memory, and we'll call this part of its memory the rank's **shelf**. A forward pass puts the activations of a micro-batch on the shelf, and the backward pass removes them. In GPipe, every rank has to store the activations of all $m$ micro-batches at the same time.
 #
 # Write a better schedule for any number of ranks $p$ and micro-batches $m$:
 #
@@ -179,7 +179,7 @@ viz.table([costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe,
 #
 # - `forward_stage` runs the stage on the message from the previous stage. It returns the message for the next stage and everything that your `backward_stage` will need.
 #
-# - `backward_stage` receives what `forward_stage` saved for it and the gradient of the message that `forward_stage` returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. If the input consists of token IDs, `backward_stage` returns `None`, because integers don't have a gradient.
+# - `backward_stage` receives two arguments. The first is whatever `forward_stage` saved, and the second is the gradient of the message that `forward_stage` returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. If the input consists of token IDs, `backward_stage` returns `None`, because integers don't have a gradient.
 #
 # A message is a plain tensor that isn't part of any autograd graph. Don't modify the messages that your functions receive, because the caller may still need them. A stage may run several forward passes before its first backward pass, and its backward passes can come in any order.
 
@@ -277,7 +277,7 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
 # %% [markdown] hints="13.3"
 # 1. Which kind of action needs a message from `rank - 1`, and which kind needs a message from `rank + 1`? Where do the inputs of the first rank come from? Which gradient does the last rank start its backward pass from? To store what `forward_stage` saved for each micro-batch, you can use a dictionary whose keys are the numbers of the micro-batches. Why shouldn't you wait for each send right away? What could the receiver be waiting for at that moment?
 # 2. Receive each message into a new tensor, `torch.empty_like(template)`, and wait for the message before you read the tensor. Start your sends without waiting for them, collect the objects that `channels.send` returns in a list, and wait for all of them at the end. On the last rank, pass a function to `forward_stage` that runs the stage and then computes the loss. Then the message is a single number, the micro-batch's loss. The loss of the batch is the mean of `m` such losses. What's the gradient of this mean with respect to each of these losses?
-# 3. To get `m`, count the forward passes in `actions`. On the last rank, write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, append `value` to a list, and start the backward pass with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
+# 3. To get `m`, count the forward passes in `actions`. On the last rank, the stage includes the loss, so write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, and append `value` to the list `losses`. There, the backward pass starts with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
 
 # %% check="13.3"
 check("13.3", run_stage)
@@ -406,7 +406,7 @@ with show_failure():
 #
 # Until a send is complete, you may neither overwrite nor free the memory of the message.
 #
-# To save memory, Megatron-LM used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. If PyTorch reused the memory for a different tensor too early, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, which has been merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
+# To save memory, Megatron-LM used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. If PyTorch had reused the memory for a different tensor before NCCL read it, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, which has been merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
 #
 # You can reproduce such a bug on two ranks. Below, rank 0 writes a number into a buffer, starts to send the buffer, and then writes the next number without waiting. Meanwhile, rank 1 is busy with something else.
 #
@@ -467,8 +467,8 @@ class Outbox:
 
 
 # %% [markdown] hints="13.4"
-# 1. In the broken version, `send` overwrites the buffer. Which message might not have been sent from this buffer yet? Which object can tell you when it's safe to write into the buffer again?
-# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. In one of these places, the previous message might already have been overwritten before it was sent. In another place, your code would wait for a receiver that may be waiting for your rank, which is the deadlock you've just seen.
+# 1. In the broken version, `send` overwrites the buffer. Which message might still be in this buffer, waiting to be sent? Which object can tell you when it's safe to write into the buffer again?
+# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. If it waits in the wrong place, it might overwrite the previous message before this message has left the buffer. In another wrong place, it waits for a receiver that may be waiting for your rank, which is the deadlock you've just seen.
 # 3. Call `self.wait()` in the first line of `send`. When you send the first message, there's no earlier send to wait for, and `wait` already takes care of that case.
 
 # %% check="13.4"
@@ -507,7 +507,7 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
 #
 # As you saw in chapter 11, a backward pass computes two kinds of gradients. The previous rank is waiting for the gradient of the *input*, but the gradients of the *weights* aren't needed until the optimizer step. So let's split each backward pass (B) into two actions. **I** computes the gradient of the input, and **W** computes the gradients of the weights. Each F, I, or W takes one unit of time.
 #
-# `Action("I", k)` needs the same tensors as `Action("B", k)`. `Action("W", k)` can run at any time after `Action("I", k)` on the same rank. Only the W removes the micro-batch from the rank's shelf.
+# `Action("I", k)` needs the same tensors as `Action("B", k)`. `Action("W", k)` can run at any time after `Action("I", k)` on the same rank. The micro-batch stays on the rank's shelf until its W has run.
 
 # %% [markdown] task="13.5" title="Fill the bubble (optional)" difficulty=4 minutes=15
 # Write a schedule with F, I, and W actions whose bubble is at most half as large as the bubble of 1F1B, which is $(p-1)/m$. No shelf may ever hold more than $p$ micro-batches. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1 (Qi et al. 2023).
@@ -566,7 +566,7 @@ symptoms(13)
 #
 # - **Two directions on NCCL.** It's convenient to have a process group for each direction, but separate groups alone don't rule out deadlocks. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. As an alternative, Megatron-LM can pair a send with a receive and start both of them as one batch. We've run this course's schedules over NCCL on ranks that share a single GPU, but not yet on several GPUs.
 #
-# - **More stages than ranks.** While the pipeline fills and drains, a rank is idle for as long as $p - 1$ micro-batches spend on one stage. You can shorten this time by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can try this schedule below.
+# - **More stages than ranks.** In total, each rank is idle for $p - 1$ times the time that a stage takes for one micro-batch. You can shorten this time by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can try this schedule below.
 #
 # - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches contain more counted tokens than others, so the mean of the micro-batches' means isn't the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. `tplab.pipeline.Pipeline` computes the loss this way.
 #
