@@ -187,7 +187,7 @@ check("6.2", ParallelAttention)
 #
 # So far, every query attends to every key. In practice, a **mask** determines which keys a query may attend to. There are two kinds of keys that a query may not attend to.
 #
-# - **Keys of future tokens.** When a model writes a text from left to right, a token may only attend to itself and to earlier tokens. A mask with this rule is called *causal*. During training, there's a query for each of the $t$ tokens, but when the model writes, only the newest $s$ of the $t$ tokens need one.
+# - **Keys of future tokens.** When a model generates text from left to right, a token may only attend to itself and to earlier tokens. A mask with this rule is called *causal*. During training, there's a query for each of the $t$ tokens, but when the model generates text, only the newest $s$ of the $t$ tokens need one.
 #
 # - **Keys of padding tokens.** Short texts in a batch are padded with meaningless tokens, and no query should attend to these tokens.
 #
@@ -423,7 +423,7 @@ viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="
 #
 # ## Fewer keys than ranks
 #
-# When a model writes a text, it stores the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads can share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). In **multi-query attention**, *all* query heads share the same two (Shazeer 2019).
+# When a model generates text, it stores the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads can share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). In **multi-query attention**, *all* query heads share a single key head and a single value head (Shazeer 2019).
 #
 # What happens if there are more ranks than key heads? The next cell shows which heads each rank holds.
 
@@ -513,7 +513,7 @@ viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copi
 predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
 # %% [markdown] task="6.5" title="Fix multi-query attention" difficulty=4 minutes=13
-# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is correct, so you only have to decide where to call f. There are two right answers, which send different numbers of bytes. The check accepts both of them, but it refuses answers that send anything unnecessary.
+# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is correct, so you only have to decide where to call f. There are two right answers, which send different numbers of bytes. The check accepts both of them, but it rejects answers that send anything unnecessary.
 
 
 # %% exercise="6.5"
@@ -610,7 +610,7 @@ symptoms(6)
 # %% [markdown]
 # ## Write with a cache (optional)
 #
-# When a model writes a text, each step computes queries, keys, and values only for the *new* tokens. The older keys and values come from the cache. Each rank caches the keys and values of its own heads.
+# When a model generates text, each step computes queries, keys, and values only for the *new* tokens. The older keys and values come from the cache. Each rank caches the keys and values of its own heads.
 #
 # **Predict.** Llama 3 70B has 80 layers, 64 query heads, 8 key and value heads, and $d = 128$. With 2 bytes per element, how many GiB does the cache of an 8,192-token text take up on each rank, for $p = 1$, 8, and 16?
 
@@ -723,7 +723,7 @@ viz.table(
 #
 # - **Splitting a head** is possible, but it needs more communication. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Then its developers gave each rank a copy of a complete head instead, and the time per step went down from 3.1 ms to 1.6 ms (tpu-inference pull request 2661).
 #
-# - **Copies whose gradients aren't summed** still occur, too. In DeepSeek's multi-head latent attention, all heads share a key for positions, so each rank has its own copy of this key. In Megatron-LM, each copy only got the gradient from its own rank's heads (pull request 6839, open since August 2026). The proposed fix adds the missing f.
+# - **Unsummed gradients of copies** still occur, too. In DeepSeek's multi-head latent attention, all heads share the part of the key that encodes positions, so each rank has its own copy of this part. In Megatron-LM, each copy only got the gradient from its own rank's heads (pull request 6839, open since August 2026). The proposed fix adds the missing f.
 #
 # - **PyTorch** can do without the fused weight. If you prepare the input of the whole attention module, DTensor adds up the three contributions to $dx$ on each rank before it sends them. The next cell counts the all-reduces with and without this preparation.
 #
@@ -773,4 +773,4 @@ from tplab.course import library
 library(6)
 
 # %% [markdown]
-# The input of your block is a vector for each token, but where do these vectors come from? They come from a table with one row per token of the vocabulary. In the smallest GPT-2, this table has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of its blocks, and so far, every rank would have to store all of them. How do you split a table?
+# The input of your block is a vector for each token, but where do these vectors come from? They come from a table with one row per token of the vocabulary. In the smallest GPT-2, this table has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of the model's blocks. With what you've built so far, every rank would have to store all of them. How do you split a table?

@@ -167,7 +167,7 @@ predict("7.b", one_hot_MB=206, vectors_MB=3)
 predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
 
 # %% [markdown] task="7.2" title="The masked look-up" difficulty=3 minutes=12
-# Write the look-up without one-hot vectors. Your function should work for IDs of any shape, and it mustn't change `ids`.
+# Write the look-up without one-hot vectors. Your function should work for IDs of any shape, and it must not change `ids`.
 #
 # Some models pad short texts with a meaningless token, whose vector must not get a gradient. If this token's row is in this rank's shard, `padding_row` is the number of the row in the shard. You can simply pass `padding_row` on to PyTorch with `F.embedding(rows, weight, padding_row)`.
 
@@ -186,7 +186,7 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 
 # %% [markdown] hints="7.2"
 # 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the IDs 2, 3, 5, and 6 are foreign? First write a condition that tells you whether a single ID is foreign. Then decide which row you look up for each of the four IDs. Do you have to replace the vectors of foreign IDs with zeros before or after the sum over the ranks?
-# 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need `masked_fill` twice, before the look-up for the row numbers and after the look-up for the vectors. Which shape does the mask need when you apply it to the vectors?
+# 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need `masked_fill` twice, before the look-up for the row numbers and after the look-up for the vectors. What shape does the mask need when you apply it to the vectors?
 # 3. Compute `rows = (ids - start).masked_fill(foreign, 0)`, then `vectors = F.embedding(rows, weight, padding_row)`, then `vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)`, and return `reduce_from_region(vectors, group)`.
 
 # %% check="7.2"
@@ -264,7 +264,7 @@ viz.table(rows)
 # %% [markdown]
 # You get zeros without any warning, and the training run goes on. A rank that doesn't have the row of an ID assumes that another rank has it. The ID 10 is even worse. On four ranks, our table of ten words is padded to twelve rows, so the ID 10 finds a padding row, and the model trains this row. You won't notice anything until you load a checkpoint, which stores only the ten real rows.
 #
-# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But then not even a single GPU would raise an error anymore! SGLang's developers chose a better fix. In about 1% of its runs, one of their tests drew the ID 32,000, although their vocabulary had only 32,000 tokens. They fixed the test and added a check that raises an error for such IDs (pull request 27482, June 2026).
+# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But then you wouldn't even get an error on a single GPU anymore! SGLang's developers chose a better fix. In about 1% of its runs, one of their tests drew the ID 32,000, although their vocabulary had only 32,000 tokens. They fixed the test and added a check that raises an error for such IDs (pull request 27482, June 2026).
 
 # %% tags=["setup"]
 from tplab.tensor import Block, Sharding, init_parameter
@@ -401,7 +401,7 @@ viz.play(record_a_token, p=(2, 4), token=("the", "cat", "saw", "it"), start={"to
 # %% [markdown]
 # ## Tie both ends and train
 #
-# Now let's train a model whose embedding and output layer share one table. The model reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and signs, plus a token for everything else. That makes 1,009 tokens, which is a prime number.
+# Now let's train a model whose embedding and output layer share one table. The model reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and symbols, plus a token for everything else. That makes 1,009 tokens, which is a prime number.
 
 # %%
 import re

@@ -29,7 +29,7 @@ from tplab.tensor import gather_from_region, reduce_from_region, shard
 # %% [markdown]
 # ## Four logits on two ranks
 #
-# Your output layer from chapter 07 leaves the logits sharded, so each rank has only the logits of its own rows of the table. In this chapter, an **ID** is an entry of the vocabulary, and a **token** is a position of a text, so you can always tell which of the two we mean. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The ID of the correct next token is called the **target**. Here, it's ID 1.
+# Your output layer from chapter 07 leaves the logits sharded, so each rank has only the logits of its own rows of the table. In this chapter, **ID** always means an entry in the vocabulary, and **token** means a position in the text. Let's look at a single token and a vocabulary with four IDs. Rank 0 has the first two logits, and rank 1 has the last two. The ID of the correct next token is called the **target**. Here, it's ID 1.
 
 # %%
 z = torch.tensor([1.0, 2.0, 3.0, 0.0])
@@ -400,7 +400,7 @@ broken = launch(train_on_ranks, 2, args=(lambda logits, target: OneOnEveryRank.a
 viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}, title="the loss on two ranks")
 
 # %% [markdown]
-# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each step raises two of a token's logits instead of one, and only one of the two is the target's logit. Such a gradient can never become zero, because its elements don't add up to zero.
+# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each training step raises two logits per token. One of them belongs to the target, but the other one belongs to some other ID. Such a gradient can never become zero, because its elements don't add up to zero.
 #
 # ## Fix it
 #

@@ -126,7 +126,7 @@ viz.masks(
 # %% [markdown]
 # The masks for `after_g` are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their copies equal.
 #
-# The masks for `inside` are wrong. There, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, every rank uses the same random numbers, so the four ranks draw only a quarter as many different numbers as a single process would. As a result, the fraction of elements that survive dropout varies too much from token to token. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
+# The masks for `inside` are wrong. There, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, every rank uses the same random numbers, but a single process would have drawn four times as many different numbers. As a result, the fraction of elements that survive dropout varies too much from token to token. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
 #
 # ## Three streams
 #
@@ -543,7 +543,7 @@ table_of(torchs_own)
 # To solve this problem, you can use `context_fn`, an argument of `torch_checkpoint`. You pass it a function that takes no arguments and returns two context managers. Torch enters the first context manager for the first run and the second one for the recomputation. If you don't need one of them, use `nullcontext()`, a context manager that does nothing.
 
 # %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
-# Write `checkpoint` with the help of `torch_checkpoint` and the tracker's methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. When a function is recomputed, each stream of the tracker has to start from the state that it had when the first run of *this* function began. After the recomputation, the states of all streams must be the same as if the function had run only once.
+# Write `checkpoint` with the help of `torch_checkpoint` and the tracker's methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. When a function is recomputed, it has to draw the same numbers as in *its own* first run, so you have to restore the states that the streams had at that time. After the recomputation, the states of all streams must be the same as if the function had run only once.
 #
 # Your function should also work if a model checkpoints several blocks one after another, and if the weights of a block need gradients but its input `x` doesn't.
 
@@ -581,7 +581,7 @@ table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 # %% [markdown]
 # In the animation below, each row of boxes is a random stream, each box is one random number, and dropout reads the numbers from left to right.
 #
-# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. In each stream, a flag marks the first number that step 2 used. Your checkpointing rewinds each stream to its flag before it recomputes step 2, so the masks are the same as in the first run.](pictures/tapes.svg)
+# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. In each stream, a flag marks the position where step 2 started. Your checkpointing goes back to this position before it recomputes step 2, so the masks are the same as in the first run.](pictures/tapes.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #

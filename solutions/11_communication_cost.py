@@ -99,7 +99,7 @@ def backward_order() -> list[str]:
 # %% [markdown] hints="11.1"
 # 1. Which steps have to be finished before the message can start? Which steps compute something that no other step in this table needs?
 # 2. The message can start after 10 ms at the earliest, and then it takes another 8 ms. Which matmuls could the rank run during these 8 ms, and how long do these matmuls take?
-# 3. Nothing needs `dB` and `dA` until the optimizer step. So run `dZ` and `dX` first, and then put `start`. After that come `dB` and `dA`, with `wait` at the very end.
+# 3. Nothing needs `dB` and `dA` until the optimizer step. So run `dZ` and `dX` first, followed by `start`. After that come `dB` and `dA`, with `wait` at the very end.
 
 # %% check="11.1"
 check("11.1", backward_order)
@@ -334,7 +334,7 @@ viz.table(rows)
 #
 # ## Does it hold?
 #
-# You shouldn't trust a cost model before you've compared it with measurements. Two of NVIDIA's papers report 28 measurements of how fast GPTs run on A100s ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1; [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), tables 4 and 5). If you used nothing but your two formulas, all your predictions would be too fast. So `tplab.cost` adds what your formulas leave out, such as norms and the time between two kernels.
+# You shouldn't trust a cost model before you've compared it with measurements. Two of NVIDIA's papers report 28 measurements of how fast GPTs run on A100s ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1; [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), tables 4 and 5). If you used nothing but your two formulas, all the times you predict would be too short. So `tplab.cost` adds what your formulas leave out, such as norms and the time between two kernels.
 
 # %%
 from tplab.course.exercises.ch11 import published
@@ -364,7 +364,7 @@ viz.against({row.name: (100.0, 100 * row.predicted(MACHINES["A100 DGX"]) / row.p
 #
 # - **Bookkeeping.** Autograd sums `dy` to get the gradient of each bias, copies attention heads into a different memory layout, and adds up gradients.
 #
-# On V100s, the model fails. In 2019, Megatron's model with 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one GPU ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but our cost model predicts a factor of 3.8. In Megatron's program at that time, about a quarter of each step didn't get any faster with more GPUs. For H100s, we can't check the predictions, because nobody has published a table with all the settings. So all times for H100s in this chapter are estimates.
+# On V100s, the model fails. In 2019, Megatron's model with 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one GPU ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but our cost model predicts a factor of 3.8. At that time, about a quarter of Megatron's time per step didn't shrink with more GPUs. For H100s, we can't check the predictions, because nobody has published a table with all the settings. So all times for H100s in this chapter are estimates.
 #
 # </details>
 #

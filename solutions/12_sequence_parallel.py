@@ -37,7 +37,7 @@ from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 #
 # In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**, which leaves rank 0 with the sum for token 0, which is 11, and rank 1 with the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of an all-reduce, the sum for each token is on exactly one rank.
 #
-# The bias, the dropout, the residual connection, and the norm treat each token separately. So let's take a break between the two halves! During the break, each rank does all of this work for its own tokens only. The all-gather waits until the next matmul needs all the tokens. This method is called **sequence parallelism** (Korthikanti et al. 2022).
+# The bias, the dropout, the residual connection, and the norm treat each token separately. So let's do all of this work between the two halves! There, each rank only has to do it for its own tokens. The all-gather waits until the next matmul needs all the tokens. This method is called **sequence parallelism** (Korthikanti et al. 2022).
 #
 # **Predict.** Suppose four ranks hold partial sums of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does each rank send if it does other work between the reduce-scatter and the all-gather?
 
@@ -427,7 +427,7 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
 # %% [markdown]
 # In this layer, $5as/h = 20$, so you'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. They send exactly as many bytes as the tensor-parallel blocks, but they save 16.5 bytes per element. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
 #
-# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, so the layer now sends ten halves of an all-reduce instead of eight. In other words, if you want *all* the saved activations to shrink with $p$, you have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
+# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, and each of them sends half as many bytes as an all-reduce. So the layer now sends as much as five all-reduces instead of four. In other words, if you want *all* the saved activations to shrink with $p$, you have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #

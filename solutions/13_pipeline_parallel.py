@@ -406,7 +406,7 @@ with show_failure():
 #
 # Until a send is complete, you may neither overwrite nor free the memory of the message.
 #
-# To save memory, Megatron-LM used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. If PyTorch had reused the memory for a different tensor before NCCL read it, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, which has been merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
+# To save memory, Megatron-LM used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. Whenever PyTorch reused the memory for a different tensor before NCCL had read the output, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, which has been merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
 #
 # You can reproduce such a bug on two ranks. Below, rank 0 writes a number into a buffer, starts to send the buffer, and then writes the next number without waiting. Meanwhile, rank 1 is busy with something else.
 #
@@ -468,7 +468,7 @@ class Outbox:
 
 # %% [markdown] hints="13.4"
 # 1. In the broken version, `send` overwrites the buffer. Which message might still be in this buffer, waiting to be sent? Which object can tell you when it's safe to write into the buffer again?
-# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. If it waits in the wrong place, it might overwrite the previous message before this message has left the buffer. In another wrong place, it waits for a receiver that may be waiting for your rank, which is the deadlock you've just seen.
+# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. If `send` only waits after the copy, it may have overwritten a message that hadn't left the buffer yet. If it waits after the start of the send, it waits for a receiver that may be waiting for your rank, which is the deadlock you've just seen.
 # 3. Call `self.wait()` in the first line of `send`. When you send the first message, there's no earlier send to wait for, and `wait` already takes care of that case.
 
 # %% check="13.4"
@@ -507,7 +507,7 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
 #
 # As you saw in chapter 11, a backward pass computes two kinds of gradients. The previous rank is waiting for the gradient of the *input*, but the gradients of the *weights* aren't needed until the optimizer step. So let's split each backward pass (B) into two actions. **I** computes the gradient of the input, and **W** computes the gradients of the weights. Each F, I, or W takes one unit of time.
 #
-# `Action("I", k)` needs the same tensors as `Action("B", k)`. `Action("W", k)` can run at any time after `Action("I", k)` on the same rank. The micro-batch stays on the rank's shelf until its W has run.
+# `Action("I", k)` needs the same tensors as `Action("B", k)`. `Action("W", k)` can run at any time after `Action("I", k)` on the same rank. The micro-batch stays on the rank's shelf until `Action("W", k)` has run.
 
 # %% [markdown] task="13.5" title="Fill the bubble (optional)" difficulty=4 minutes=15
 # Write a schedule with F, I, and W actions whose bubble is at most half as large as the bubble of 1F1B, which is $(p-1)/m$. No shelf may ever hold more than $p$ micro-batches. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1 (Qi et al. 2023).

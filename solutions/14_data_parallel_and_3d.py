@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 · Data parallelism and the 3D mesh
 #
-# Large training runs work on many copies of the same model at the same time. In this chapter, you'll make several copies learn as one, without storing the same optimizer state in each copy, which is the idea behind FSDP. Then you'll combine three kinds of parallelism on eight processes and decide which rank runs on which machine. If you decide badly, all the numbers are still correct, but each step takes longer, and no test will tell you why.
+# In large training runs, many copies of the same model are trained at the same time. In this chapter, you'll make several copies learn as one, without storing the same optimizer state in each copy, which is the idea behind FSDP. Then you'll combine three kinds of parallelism on eight processes and decide which rank runs on which machine. If you make a bad choice, all the numbers are still correct, but each step takes longer, and no test will tell you why.
 #
 # You need chapters 10, 12, and 13. About 90 minutes.
 
@@ -424,7 +424,7 @@ viz.table(rows, title="what a rank sends per step")
 predict("14.d", tokens=3072)
 
 # %% [markdown]
-# So the popular order isn't a law. But bytes aren't everything. It often pays to give tp the fastest links, because many of its messages can't be hidden, while the backward pass can hide dp's messages.
+# So the popular order isn't always the best one. But bytes aren't everything. It often pays to give tp the fastest links, because many of its messages can't be hidden, while the backward pass can hide dp's messages.
 #
 # ## Break it: a group that only its members make
 #
@@ -635,13 +635,13 @@ symptoms(14)
 #
 # <details><summary>Going deeper: more bugs, other orders, DDP, FSDP, and Megatron's distributed optimizer</summary>
 #
-# - **Means of means.** Until October 2024, Hugging Face's Trainer averaged means when it accumulated gradients over several small batches (transformers pull request 34191). So did torchtune, whose repair is dedicated to "the day the ML community first discovered the fact that (x1 / n1) + (x2 / n2) != (x1 + x2) / (n1 + n2)" (torchtune pull request 1875, October 2024).
+# - **Means of means.** Until October 2024, Hugging Face's Trainer averaged means when it accumulated gradients over several small batches (transformers pull request 34191). So did torchtune, whose fix is dedicated to "the day the ML community first discovered the fact that (x1 / n1) + (x2 / n2) != (x1 + x2) / (n1 + n2)" (torchtune pull request 1875, October 2024).
 #
 # - **Other norms** were wrong, too. In August 2026, AMD fixed a bug in its version of Transformer Engine that's similar to the one in NeMo RL. On eight ranks, the bug had made the gradient norm of a four-layer DeepSeek-V4-Flash 1.52 times too large (ROCm/TransformerEngine pull request 715). In 2024, torchtitan clipped each pipeline stage by that stage's own norm instead of the norm of the full gradient (issue 596).
 #
 # - **The order of the axes** differs even between famous training runs and libraries. Llama 3 405B was trained with the order tp, cp, pp, dp, while Megatron-LM's default order is tp, cp, ep, dp, pp. The two additional axes are context parallelism (cp) and expert parallelism (ep).
 #
-# - **Hooks.** One PyTorch user wrote a hook that treated its argument, the parameter, as the gradient. The user needed days to find out why the loss didn't move (pytorch issue 187268).
+# - **Hooks.** One PyTorch user wrote a hook that treated its argument, the parameter, as the gradient. It took this user days to find out why the loss didn't change (pytorch issue 187268).
 #
 # - **PyTorch's `DistributedDataParallel`** does what your class from exercise 14.1 does. The buckets hold 25 MiB by default (`bucket_cap_mb=25`). The first bucket is smaller so that its all-reduce can start sooner, and the parameters are assigned to buckets in roughly reverse order. DDP averages the gradients over *ranks*, so if your ranks have different numbers of tokens, you have to scale the loss yourself.
 #

@@ -107,7 +107,7 @@ with show_failure():
 #
 # - The temporary folder has to be inside `folder`, too, because a rename is only atomic if it stays on the same disk. `folder` itself may not exist yet.
 #
-# - After each save, only the `keep` newest checkpoints should be left, and everything that killed saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folder `drawings.saving`.
+# - After each save, only the `keep` newest checkpoints should be left, and everything that interrupted saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folder `drawings.saving`.
 #
 # - If there's already a checkpoint of this step, leave it alone, and raise a `ValueError` that names the step on every rank.
 #
@@ -157,8 +157,8 @@ def save_checkpoint(folder, step, write, keep, group=None):
 
 
 # %% [markdown] hints="15.1"
-# 1. Go through all the moments when the power might fail: before the first file is written, in the middle of a file, when one rank has finished writing but the other rank hasn't, right before and right after the rename, and in the middle of a deletion. Which folders exist at each of these moments, and what are they called? What does the next save find?
-# 2. First, rank 0 removes everything that killed saves have left behind, and it creates the temporary folder. Then all ranks enter a barrier, call `write`, and enter a second barrier. Now that all files are complete, rank 0 renames the folder. Rank 0 shouldn't look for old checkpoints until this rename is done. Before rank 0 deletes the first file of an old checkpoint, it renames the checkpoint's folder to something like `step-000090.deleting`. The name of a complete checkpoint consists of `step-` followed by digits, and nothing else. Sort the checkpoints by number, because the string "step-1000000" comes before the string "step-999990".
+# 1. Go through all the moments when the power might fail: before the first file is written, in the middle of a file, when one rank has finished writing but the other rank hasn't, right before and right after the rename, and in the middle of a deletion. Which folders exist at each of these moments, and what are they called? Which of them does the next save have to clean up?
+# 2. First, rank 0 removes everything that interrupted saves have left behind, and it creates the temporary folder. Then all ranks enter a barrier, call `write`, and enter a second barrier. Now that all files are complete, rank 0 renames the folder. Rank 0 shouldn't look for old checkpoints until this rename is done. Before rank 0 deletes the first file of an old checkpoint, it renames the checkpoint's folder to something like `step-000090.deleting`. The name of a complete checkpoint consists of `step-` followed by digits, and nothing else. Sort the checkpoints by number, because the string "step-1000000" comes before the string "step-999990".
 # 3. Start with `if path.exists(): raise ValueError(f"... {step}")`. On rank 0, call `folder.mkdir(parents=True, exist_ok=True)`, then `shutil.rmtree(left)` for each `left` in `[*folder.glob("step-*.saving"), *folder.glob("step-*.deleting")]`, and then `unfinished.mkdir()`. All ranks call `dist.barrier(group)`, `write(unfinished)`, and `dist.barrier(group)`. After that, rank 0 calls `unfinished.rename(path)`. For each `old` in `complete_checkpoints(folder)[:-keep]`, rank 0 sets `deleting = folder / f"{old.name}.deleting"` and calls `old.rename(deleting)` and `shutil.rmtree(deleting)`. A checkpoint is complete if `re.fullmatch(r"step-\d{6,}", path.name)`.
 
 # %% check="15.1"
@@ -212,7 +212,7 @@ predict("15.b", first_seen_in=1, times=4)
 #
 # The code below makes the same mistake as accelerate's loader. It also makes a second mistake, because each replica shuffles the windows in its own order. What may the order of the windows depend on, and what must it not depend on?
 #
-# - In each epoch, every window comes exactly once, in a new random order that depends on `seed` and the epoch. Runs with different seeds mustn't have any order in common in their first 10,000 epochs. (With `seed + epoch`, epoch 1 of seed 0 would have the same order as epoch 0 of seed 1.)
+# - In each epoch, every window appears exactly once, in a new random order that depends on `seed` and the epoch. Runs with different seeds must not have any order in common in their first 10,000 epochs. (With `seed + epoch`, epoch 1 of seed 0 would have the same order as epoch 0 of seed 1.)
 #
 # - `batch_size` is never larger than `windows`, but `windows` isn't always a multiple of `batch_size`. So a batch may contain the end of one epoch and the beginning of the next.
 #
@@ -261,7 +261,7 @@ viz.curves({"learning rate": [learning_rate(step, RUN) for step in range(1, RUN.
 # %% [markdown]
 # ## More ranks
 #
-# What if you get four GPUs tomorrow, or only one? Your checkpoints are ready for that. A checkpoint records how each tensor is split, so any number of ranks can load it. But the naive training step can't handle replicas and micro-batches. In your own training step, you'll meet all the sums of this course again.
+# What if you get four GPUs tomorrow, or only one? Your checkpoints are ready for that. A checkpoint records how each tensor is split, so any number of ranks can load it. But the naive training step can't handle replicas and micro-batches. In your own training step, you'll need all the sums of this course.
 #
 # Adam would hide your mistakes here. It divides each gradient by its typical size, so if you forget a factor of $1/m$, the weights still change by almost the same amount. That's why the check uses plain SGD.
 
@@ -448,7 +448,7 @@ from tplab.course import library
 library(15)
 
 # %% [markdown]
-# And here's a card that you can show around, because you've earned it. It's in your folder as `card.svg`.
+# And here's a card that you can show off, because you've earned it. It's in your folder as `card.svg`.
 
 # %%
 card({f"p = {p}": losses[name] for p, name in ((1, "one process"), (2, "tp = 2"), (4, "tp = 2, dp = 2"))},
