@@ -7,6 +7,7 @@ a run of tests marked `gpu` fails if all of them were skipped.
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -24,6 +25,9 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # a grammar of
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 SCRATCH = tempfile.mkdtemp(prefix="pytest-scratch-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
 os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH
+
+# A shell has its background processes ignore Ctrl-C, and they pass that on. Many tests press it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HAS_GPU = os.path.exists("/dev/nvidiactl")  # even if torch shows none; only tests marked `gpu` see it
 IN_CI = bool(os.environ.get("CI"))

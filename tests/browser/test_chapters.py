@@ -9,6 +9,7 @@ import shutil
 
 import nbformat
 import pytest
+from playwright.sync_api import Locator
 
 from tests import ROOT
 from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
@@ -21,6 +22,7 @@ WITHOUT_KNOBS = ["start", "08_vocab_parallel_loss", "09_randomness", "15_capston
 PLAYED = "01_ranks_and_collectives"
 NARROW = "03_conjugate_operators"
 DARK = "04_parallel_linear"
+KNOBS = [".widget-slider", ".widget-toggle-buttons", ".widget-checkbox", ".widget-dropdown"]
 READABLE = 3.0  # contrast: WCAG 2.1 asks 3 of large text, 4.5 of small; black on white has 21
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
@@ -106,22 +108,33 @@ def controls(page: NotebookPage) -> list[str]:
 
 
 def turn_every_knob(page: NotebookPage, stem: str) -> int:
-    """Move each slider one step by the keyboard; its picture must change. Returns how many there were."""
+    """Choose another value with each control; its picture must change. Returns how many controls there were."""
     turned = 0
     for cell in controls(page):
-        handles = page.cell(cell).locator(".noUi-handle")
-        assert handles.count(), f"{stem}: the cell {cell} shows no control"
-        for place in range(handles.count()):
-            readout = page.cell(cell).locator(".widget-readout").nth(place)
-            value, picture = readout.inner_text(), page.picture(cell)
-            handles.nth(place).scroll_into_view_if_needed()
-            handles.nth(place).focus()
-            page.page.keyboard.press("ArrowRight")
+        knobs = page.cell(cell).locator(f".tplab-explore > :is({', '.join(KNOBS)})")
+        assert knobs.count(), f"{stem}: the cell {cell} shows no control"
+        for place in range(knobs.count()):
+            picture = page.picture(cell)
+            knobs.nth(place).scroll_into_view_if_needed()
+            choose_another(page, knobs.nth(place))
             page.next_picture(cell, picture)
-            if readout.inner_text() == value:
-                raise AssertionError(f"{stem}: control {place} of {cell} stays at {value}")
             turned += 1
     return turned
+
+
+def choose_another(page: NotebookPage, knob: Locator) -> None:
+    if (handle := knob.locator(".noUi-handle")).count():
+        value = knob.locator(".widget-readout").inner_text()
+        handle.focus()
+        page.page.keyboard.press("ArrowRight")
+        assert knob.locator(".widget-readout").inner_text() != value
+    elif (buttons := knob.locator("button:not(.mod-active)")).count():
+        buttons.first.click()
+    elif (box := knob.locator("input[type=checkbox]")).count():
+        box.click()
+    else:
+        chosen = knob.locator("select")
+        chosen.select_option(index=chosen.evaluate("select => (select.selectedIndex + 1) % select.options.length"))
 
 
 def unreadable(page: NotebookPage) -> list[str]:

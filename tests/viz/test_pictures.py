@@ -10,6 +10,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from tests.viz.pictures import fills, texts
 from tplab import viz
 from tplab.runtime import Collective, Record
+from tplab.viz import controls
 from tplab.viz.colors import rank_color, rank_fill, rank_hatch
 
 X, A = torch.arange(8.0).reshape(2, 4), torch.arange(32.0).reshape(4, 8)
@@ -118,6 +119,8 @@ box
 ---
 box.children[0].value = 4
 box.children[1].value = "row"
+box.children[0].value = 2
+box.children[0].value = 4  # as before, so it isn't drawn again
 seen
 ---
 ran, drawn = [], []
@@ -138,21 +141,41 @@ slider.value = 4        # another run: it begins at its start, and waits for the
 steps.value = 3
 before, button.playing, (button.value, button.max, steps.max)
 ---
+slider.value = 2        # a run that's known, from its start
 slider.value = 1        # a run that's shorter than the step shown before
 ran, drawn, steps.value, steps.max
 """
 
 
+@pytest.mark.parametrize(
+    ("values", "widget"),
+    [
+        ((1, 2, 4), "SelectionSlider"),
+        ((0.5, 2), "SelectionSlider"),
+        ((False, True), "Checkbox"),
+        (["column", "row"], "ToggleButtons"),
+        (["a", "b", "c", "d", "e", "f", "g"], "Dropdown"),
+        (["short", "a name of more than twenty letters"], "Dropdown"),
+    ],
+)
+def test_the_kind_of_control_depends_on_the_values(values, widget) -> None:
+    made = controls._widget("name", values, values[1])
+    assert type(made).__name__ == widget
+    assert made.value == values[1]
+
+
 @pytest.mark.slow
-def test_in_a_real_kernel_sliders_redraw_the_picture_and_play_shows_each_step_of_the_chosen_run() -> None:
+def test_in_a_real_kernel_controls_redraw_the_picture_and_play_shows_each_step_of_the_chosen_run() -> None:
     notebook = new_notebook(cells=[new_code_cell(source) for source in CELLS.split("---")])
     NotebookClient(notebook, timeout=120).execute()
     explored, *others = (cell["outputs"][-1] for cell in notebook["cells"])
     assert "widget-view" in str(explored)
     moved, _, played, shorter = (output["data"].get("text/plain", "").replace("\n", "") for output in others)
-    assert moved == "[(2, 'column'), (4, 'column'), (4, 'row')]"
+    assert moved == "[(2, 'column'), (4, 'column'), (4, 'row'), (2, 'row')]"
     assert played == "((1, 2, 1, 2, 500), False, (0, 4, 4))"
-    assert shorter == "([2, 4, 1], [(2, 1), (2, 2), (4, 0), (4, 3), (1, 0)], 0, 1)", "each picture is drawn once"
+    assert shorter == "([2, 4, 1], [(2, 1), (2, 2), (4, 0), (4, 3), (2, 0), (1, 0)], 0, 1)", (
+        "each picture is drawn once"
+    )
     state = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
     held = [widget["state"]["outputs"] for widget in state.values() if widget["model_name"] == "OutputModel"]
     shown = [output["metadata"]["image/png"]["alt"] for outputs in held for output in outputs if "data" in output]

@@ -1,29 +1,38 @@
-"""Controls below a cell: sliders for the arguments of a function, and a Play button for its steps."""
+"""Controls below a cell: one for each argument of a function, and a Play button for its steps.
+
+Numbers get a slider and Booleans a check box. Other values get buttons, or a drop-down list if there are too many.
+"""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, overload
 
 from tplab.viz.colors import Picture
 
-# This is hidden until JupyterLab marks the sliders as disconnected or, in a reopened notebook, doesn't find them at
-# all. On a page without JupyterLab's commands, the button does nothing, so the text says what to do without it.
+# While a new picture is being drawn, the old one is pale. The box is hidden until JupyterLab marks the controls as
+# disconnected or, in a reopened notebook, doesn't find them at all. On a page without JupyterLab's commands, the button
+# does nothing, so the text says what to do without it.
 _LOST = """\
 <style>
 .tplab-explore.jupyter-widgets-disconnected::before,
 .tplab-explore .jupyter-widgets-disconnected::before { content: none; }
-.tplab-explore.jupyter-widgets-disconnected > :is(.widget-slider, .widget-play) { opacity: 0.45; pointer-events: none; }
+.tplab-explore.jupyter-widgets-disconnected
+> :is(.widget-slider, .widget-play, .widget-toggle-buttons, .widget-dropdown, .widget-checkbox)
+{ opacity: 0.45; pointer-events: none; }
+.tplab-drawing { opacity: 0.4; transition: opacity 0.1s 0.2s; }
 .jp-OutputArea:has(.tplab-lost) .jp-OutputArea-output.jupyter-widgets { display: none; }
 .jp-OutputArea:has(.tplab-explore.jupyter-widgets-disconnected) .tplab-lost,
 .jp-OutputArea:has(.jp-OutputArea-output.jupyter-widgets) .tplab-lost { display: block !important; }
 </style>
 <div class="tplab-lost" role="status" style="display: none; border-left: 6px solid #b26a00; padding: 0.4em 0.9em;">
-<b>The sliders of this cell lost their kernel</b>: it was restarted or shut down. To get them back, run the cells above,
-then this one.<br><button class="jp-Button jp-mod-styled jp-mod-accept" style="margin-top: 0.4em"
+<b>The controls of this cell lost their kernel</b>: it was restarted or shut down. To get them back, run the cells
+above, then this one.<br><button class="jp-Button jp-mod-styled jp-mod-accept" style="margin-top: 0.4em"
 data-commandlinker-command="apputils:run-all-enabled"
 data-commandlinker-args='{"commands": ["notebook:run-all-above", "notebook:run-cell"]}'>Run these cells</button>
 </div>"""
 _LABELS = {"description_width": "7em"}
+_MOST_BUTTONS, _LONGEST_BUTTON = 6, 20
 _STEP = "step"
 
 
@@ -46,22 +55,22 @@ class Frames(Sequence[Picture]):
 
 
 def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = None, **choices: Sequence[Any]) -> Any:
-    """Show function(**values) below one slider per argument, and call it again whenever a slider moves.
+    """Show function(**values) below one control per argument, and call it again for values that it hasn't shown yet.
 
         viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
-    The sliders start at the values in `start`, or else at the first value of each argument. Outside a notebook, there
-    are no sliders, and `explore` returns the function's result for these values. Raises ValueError for an argument with
-    no possible values, and for a start value that isn't one of the argument's values.
+    The controls start at the values in `start`, or else at the first value of each argument. Outside a notebook, there
+    are no controls, and `explore` returns the function's result for these values. Raises ValueError for an argument
+    with no possible values, and for a start value that isn't one of the argument's values.
     """
     first = _first(choices, dict(start or {}), "explore")
     if not _in_notebook():
         return function(**first)
-    sliders = _sliders(choices, first)
-    control = _Control(lambda: function(**_values(sliders)))
-    for slider in sliders.values():
-        slider.observe(control.update, "value")
-    return control.below(*sliders.values())
+    arguments = _widgets(choices, first)
+    picture = _Output(lambda: function(**_values(arguments)), lambda: repr(_values(arguments)))
+    for widget in arguments.values():
+        widget.observe(picture.update, "value")
+    return picture.below(*arguments.values())
 
 
 def play(
@@ -75,11 +84,11 @@ def play(
 
         viz.play(record_a_run, p=(2, 4), start={"p": 4, "step": 3})
 
-    There's one slider per argument, as in `explore`, and below them a slider for the step, which is the picture's place
-    in the sequence. `start` may contain a step for the first sequence. When an argument's slider moves, the function is
-    called again, and the new sequence starts at step 0. The Play button shows a new picture every `seconds`. Outside a
-    notebook, `play` returns the picture at the starting step. Raises ValueError in the same cases as `explore`, and
-    also if the first sequence doesn't have the starting step.
+    There's one control per argument, as in `explore`, and below them a slider for the step, which is the picture's
+    place in the sequence. `start` may contain a step for the first sequence. When an argument changes, the new sequence
+    starts at step 0. The function is called once for each choice of arguments. The Play button shows a new picture
+    every `seconds`. Outside a notebook, `play` returns the picture at the starting step. Raises ValueError in the same
+    cases as `explore`, and also if the first sequence doesn't have the starting step.
     """
     given = dict(start or {})
     step = given.pop(_STEP, 0)
@@ -93,49 +102,70 @@ def play(
         return pictures[step]
     import ipywidgets
 
-    sliders = _sliders(choices, first)
+    arguments = _widgets(choices, first)
+    runs = {repr(first): pictures}
     place = {"min": 0, "max": len(pictures) - 1, "value": step}
     player = ipywidgets.Play(**place, interval=1000 * seconds, show_repeat=False, layout={"margin": "2px 0 2px 7.4em"})
     steps = ipywidgets.IntSlider(**place, description=_STEP, style=_LABELS, layout={"width": "30em"})
     ipywidgets.jslink((player, "value"), (steps, "value"))
-    control = _Control(lambda: pictures[steps.value])
+
+    def run() -> Sequence[Any]:
+        values = _values(arguments)
+        if repr(values) not in runs:
+            runs[repr(values)] = function(**values)
+        return runs[repr(values)]
+
+    picture = _Output(lambda: run()[steps.value], lambda: f"{_values(arguments)} {steps.value}")
 
     def another_run(_: Any) -> None:
-        nonlocal pictures
-        with control.output:
+        with picture.drawing():
             player.playing = False
-            pictures = function(**_values(sliders))
-            steps.unobserve(control.update, "value")  # the new picture is drawn once, below
+            count = len(run())
+            steps.unobserve(picture.update, "value")  # the new picture is drawn once, below
             for widget in (player, steps):
                 widget.value = 0
-                widget.max = len(pictures) - 1
-            steps.observe(control.update, "value")
-            control.show()
+                widget.max = count - 1
+            steps.observe(picture.update, "value")
+            picture.show()
 
-    for slider in sliders.values():
-        slider.observe(another_run, "value")
-    steps.observe(control.update, "value")
-    return control.below(*sliders.values(), player, steps)
+    for widget in arguments.values():
+        widget.observe(another_run, "value")
+    steps.observe(picture.update, "value")
+    return picture.below(*arguments.values(), player, steps)
 
 
-class _Control:
-    """Shows the result of draw() below the widgets that change it."""
+class _Output:
+    """Shows the result of draw() below the widgets that change it. `key` returns what the result depends on."""
 
-    def __init__(self, draw: Callable[[], Any]) -> None:
+    def __init__(self, draw: Callable[[], Any], key: Callable[[], str]) -> None:
         import ipywidgets
 
-        self.draw, self.output = draw, ipywidgets.Output()
+        self.draw, self.key, self.output = draw, key, ipywidgets.Output()
+        self.shown: dict[str, Any] = {}  # what has been shown for each key, together with what was printed
 
     def show(self) -> None:
         from IPython.display import display
+        from IPython.utils.capture import capture_output
 
-        shown = self.draw()
+        key = self.key()
+        if key not in self.shown:
+            with capture_output() as captured:
+                if (result := self.draw()) is not None:
+                    display(result)
+            self.shown[key] = captured
         self.output.clear_output(wait=True)
-        if shown is not None:
-            display(shown)
+        self.shown[key].show()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Make the old picture pale meanwhile. An error is shown in place of the picture instead of raised."""
+        self.output.add_class("tplab-drawing")
+        with self.output:
+            yield
+        self.output.remove_class("tplab-drawing")
 
     def update(self, _: Any) -> None:
-        with self.output:  # the output also shows an error instead of raising it
+        with self.drawing():
             self.show()
 
     def below(self, *widgets: Any) -> Any:
@@ -169,24 +199,27 @@ def _first(choices: Mapping[str, Sequence[Any]], start: Mapping[str, Any], name:
     return first
 
 
-def _sliders(choices: Mapping[str, Sequence[Any]], first: Mapping[str, Any]) -> dict[str, Any]:
+def _widgets(choices: Mapping[str, Sequence[Any]], first: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _widget(name, values, first[name]) for name, values in choices.items()}
+
+
+def _widget(name: str, values: Sequence[Any], value: Any) -> Any:
+    """Return the widget with which these values are easiest to choose from."""
     import ipywidgets
 
-    return {
-        name: ipywidgets.SelectionSlider(
-            options=[(str(value), value) for value in values],
-            value=first[name],
-            description=name,
-            continuous_update=False,
-            style=_LABELS,
-            layout={"width": "30em"},
-        )
-        for name, values in choices.items()
-    }
+    if all(isinstance(each, bool) for each in values):
+        return ipywidgets.Checkbox(value=value, description=name, style=_LABELS)
+    chosen = {"options": [(str(each), each) for each in values], "value": value, "description": name}
+    if all(isinstance(each, int | float) for each in values):
+        wide = {"width": "30em"}
+        return ipywidgets.SelectionSlider(**chosen, continuous_update=False, style=_LABELS, layout=wide)
+    if len(values) <= _MOST_BUTTONS and all(len(str(each)) <= _LONGEST_BUTTON for each in values):
+        return ipywidgets.ToggleButtons(**chosen, style={**_LABELS, "button_width": "auto"})
+    return ipywidgets.Dropdown(**chosen, style=_LABELS, layout={"width": "30em"})
 
 
-def _values(sliders: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: slider.value for name, slider in sliders.items()}
+def _values(widgets: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: widget.value for name, widget in widgets.items()}
 
 
 def _in_notebook() -> bool:

@@ -1,5 +1,5 @@
-// A JupyterLab extension that adds a style sheet, and starts moving pictures when they come into view. It's written as
-// what a bundler would make of it, because it's so small.
+// A JupyterLab extension that adds a style sheet, starts moving pictures when they come into view, and closes the side
+// bar in a narrow window. It's written as what a bundler would make of it, because it's so small.
 
 // Our pictures are dark on white. In a dark theme they keep their paper, a little darker, because texts name their colors.
 const STYLE = `
@@ -10,6 +10,18 @@ body[data-jp-theme-light="false"] .jp-MarkdownOutput img[src*="/pictures/"][src*
 }
 #jp-left-stack {
   min-width: 290px !important;
+}
+/* "Your turn": one edge along an exercise's task, answer, hints, and check. */
+.jp-MarkdownCell:has(h3[id^="Exercise-"]),
+.jp-MarkdownCell:has(h3[id^="Exercise-"]) + .jp-CodeCell,
+.jp-MarkdownCell:has(h3[id^="Exercise-"]) + .jp-CodeCell + .jp-MarkdownCell,
+.jp-MarkdownCell:has(h3[id^="Exercise-"]) + .jp-CodeCell + .jp-MarkdownCell + .jp-CodeCell {
+  border-left: 4px solid #6a51a3;
+}
+.jp-MarkdownOutput details {
+  border-left: 3px solid var(--jp-border-color1);
+  margin-bottom: 1em;
+  padding-left: 0.9em;
 }
 `;
 
@@ -48,8 +60,13 @@ document.head.append(sheet);
   document.querySelectorAll("img").forEach(meet);
 }
 
+// Below this width, the list of files would leave too little room for the text.
+const activate = (app) => {
+  app.restored.then(() => window.innerWidth < 1100 && app.shell.collapseLeft());
+};
+
 window._JUPYTERLAB = window._JUPYTERLAB ?? {};
 window._JUPYTERLAB["tplab-look"] = {
   init: () => {},
-  get: async () => () => ({ __esModule: true, default: { id: "tplab-look:style", autoStart: true, activate: () => {} } }),
+  get: async () => () => ({ __esModule: true, default: { id: "tplab-look:style", autoStart: true, activate } }),
 };
