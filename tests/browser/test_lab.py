@@ -195,6 +195,12 @@ def test_the_lab_suits_a_dark_theme_and_a_narrow_window(chromium, tmp_path):
         assert page.locator(".jp-Notebook .cm-scroller").count() > 10
         assert page.locator(".jp-Notebook .cm-scroller").evaluate_all(cut) == [], "lines of code are wrapped"
 
+        narrow = chromium.new_page()
+        narrow.set_viewport_size({"width": 900, "height": 900})
+        narrow.goto(f"{server.url}lab/tree/{CHAPTER}.ipynb?token={server.token}")
+        narrow.locator(".jp-Notebook .jp-Cell").first.wait_for()
+        narrow.locator(".jp-DirListing").wait_for(state="hidden")
+
 
 def listening_addresses(pid: int) -> set[str]:
     """The addresses on which a process and its children can be reached."""

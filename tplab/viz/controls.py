@@ -20,6 +20,7 @@ _LOST = """\
 .tplab-explore.jupyter-widgets-disconnected
 > :is(.widget-slider, .widget-play, .widget-toggle-buttons, .widget-dropdown, .widget-checkbox)
 { opacity: 0.45; pointer-events: none; }
+.tplab-explore > .widget-toggle-buttons > .widget-label { text-align: right; }
 .tplab-drawing { opacity: 0.4; transition: opacity 0.1s 0.2s; }
 .jp-OutputArea:has(.tplab-lost) .jp-OutputArea-output.jupyter-widgets { display: none; }
 .jp-OutputArea:has(.tplab-explore.jupyter-widgets-disconnected) .tplab-lost,
@@ -214,7 +215,8 @@ def _widget(name: str, values: Sequence[Any], value: Any) -> Any:
         wide = {"width": "30em"}
         return ipywidgets.SelectionSlider(**chosen, continuous_update=False, style=_LABELS, layout=wide)
     if len(values) <= _MOST_BUTTONS and all(len(str(each)) <= _LONGEST_BUTTON for each in values):
-        return ipywidgets.ToggleButtons(**chosen, style={**_LABELS, "button_width": "auto"})
+        beside = {"display": "flex", "align_items": "center"}  # the buttons beside their name
+        return ipywidgets.ToggleButtons(**chosen, style={**_LABELS, "button_width": "auto"}, layout=beside)
     return ipywidgets.Dropdown(**chosen, style=_LABELS, layout={"width": "30em"})
 
 

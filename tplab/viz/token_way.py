@@ -1,4 +1,4 @@
-"""A token's way, part one: from its id to the logits of the next word, on every rank, one picture per step."""
+"""A token's way, part one: from its ID to the logits of the next word, on every rank, one picture per step."""
 
 from functools import partial
 from typing import Any
@@ -27,8 +27,8 @@ def _captions(way: Any) -> list[str]:
     owner = next(rank for rank, seen in enumerate(way.ranks) if not seen.foreign)
     mine, forward, backward = way.ranks[owner], way.forward[1], way.backward[1]
     return [
-        f'Every rank has all the ids. Let\'s follow "{word}", whose id is {token}.',
-        f"Only rank {owner} has row {token}. For all other ranks, the id is foreign.",
+        f'Every rank has all the IDs. Let\'s follow "{word}", whose ID is {token}.',
+        f"Only rank {owner} has row {token}. For all other ranks, the ID is foreign.",
         f"Rank {owner} looks up row {token} − {mine.start} = {mine.row}. All others look up row 0, a wrong vector!",
         f"So every rank except rank {owner} replaces its vector by zeros.",
         f"g adds the vectors of all ranks. It's the only message so far, with {forward} bytes for the whole sentence.",

@@ -1,6 +1,8 @@
 // A JupyterLab extension that adds a style sheet, starts moving pictures when they come into view, and closes the side
 // bar in a narrow window. It's written as what a bundler would make of it, because it's so small.
 
+const EXERCISE = '.jp-MarkdownCell:has(h3:is([id^="Exercise-"], [data-jupyter-id^="Exercise-"]))';
+
 // Our pictures are dark on white. In a dark theme they keep their paper, a little darker, because texts name their colors.
 const STYLE = `
 body[data-jp-theme-light="false"] .jp-OutputArea .jp-RenderedImage img[src^="data:image/png"],
@@ -12,10 +14,8 @@ body[data-jp-theme-light="false"] .jp-MarkdownOutput img[src*="/pictures/"][src*
   min-width: 290px !important;
 }
 /* "Your turn": one edge along an exercise's task, answer, hints, and check. */
-.jp-MarkdownCell:has(h3[id^="Exercise-"]),
-.jp-MarkdownCell:has(h3[id^="Exercise-"]) + .jp-CodeCell,
-.jp-MarkdownCell:has(h3[id^="Exercise-"]) + .jp-CodeCell + .jp-MarkdownCell,
-.jp-MarkdownCell:has(h3[id^="Exercise-"]) + .jp-CodeCell + .jp-MarkdownCell + .jp-CodeCell {
+${EXERCISE}, ${EXERCISE} + .jp-CodeCell, ${EXERCISE} + .jp-CodeCell + .jp-MarkdownCell,
+${EXERCISE} + .jp-CodeCell + .jp-MarkdownCell + .jp-CodeCell {
   border-left: 4px solid #6a51a3;
 }
 .jp-MarkdownOutput details {
