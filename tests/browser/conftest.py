@@ -9,6 +9,8 @@ import pytest
 
 from tests import ROOT
 
+DRAWN = "02_splitting_matrices"  # the chapter in which a reader can step through the pictures of controls
+
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,6 +26,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(ROOT / "docs"),
         str(folder),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    environment = {**os.environ, "NO_COLOR": "1", "BOOK_STATES": DRAWN}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser.conftest import DRAWN
 from tests.browser.lab import browser, chromium_path
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("book")]
@@ -53,3 +54,19 @@ def test_every_page_can_be_read(book: Path, width: int, theme: str) -> None:
     assert wrong == []
     assert figures > 60
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.skipif(chromium_path() is None, reason="needs Chromium or Chrome")
+def test_buttons_go_through_the_pictures_of_a_control(book: Path) -> None:
+    with browser() as chromium:
+        page = chromium.new_page()
+        page.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
+        states = page.locator(".states").first
+        shown = states.locator("img.shown")
+        assert states.locator("span").inner_text() == "p = 2, kind = column (1 of 6)"
+        first = shown.get_attribute("src")
+        states.get_by_role("button", name="back").click()  # the last one
+        assert states.locator("span").inner_text().endswith("(6 of 6)")
+        assert shown.get_attribute("src") != first
+        states.get_by_role("button", name="next").click()
+        assert shown.get_attribute("src") == first

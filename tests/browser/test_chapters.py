@@ -13,7 +13,7 @@ from playwright.sync_api import Locator
 
 from tests import ROOT
 from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
-from tests.course.chapter_cells import with_what_they_need
+from tplab.course.grade.needs import ids_with_needs
 from tplab.course.notebooks.numbering import chapter_files
 
 CHAPTERS = [path.stem for path in chapter_files(ROOT / "solutions", ".ipynb")]
@@ -94,7 +94,7 @@ def open_and_run(chromium, server, stem, **size) -> NotebookPage:
         page.run_all()
     else:
         turned = controls(page)
-        page.run_each(with_what_they_need(stem, lambda cell: cell.id in turned))
+        page.run_each(ids_with_needs(ROOT / "solutions" / f"{stem}.ipynb", turned))
     assert page.page.locator(ERRORS).all_inner_texts() == []
     assert page.errors == []
     assert page.refused == []
@@ -156,7 +156,7 @@ def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server,
 def test_the_play_button_goes_through_the_steps_and_rests_without_its_kernel(chromium, server):
     page = NotebookPage(chromium, server, f"{PLAYED}.ipynb")
     (cell,) = [cell.id for cell in nbformat.read(page.file, as_version=4).cells if "viz.play(" in cell.source]
-    page.run_each(with_what_they_need(PLAYED, lambda piece: piece.id == cell))
+    page.run_each(ids_with_needs(ROOT / "solutions" / f"{PLAYED}.ipynb", [cell]))
     player, step = page.cell(cell).locator(".widget-play"), page.cell(cell).locator(".widget-readout").last
     assert step.inner_text() == "3"
     third = page.picture(cell)

@@ -12,6 +12,7 @@ import pytest
 
 import tplab.tensor
 from tests import ROOT
+from tests.browser.conftest import DRAWN
 from tplab.course.notebooks.numbering import chapter_files
 
 SOLUTIONS = chapter_files(ROOT / "solutions", ".ipynb")
@@ -106,13 +107,21 @@ def test_glossary_names_terms_that_the_chapters_use(book: Path) -> None:
     assert source.count("\n  ") == (book / "glossary.html").read_text().count("<dd>")
 
 
-def test_a_page_names_the_controls_that_only_the_notebook_has(book: Path) -> None:
-    page = (book / "_pages" / "01_ranks_and_collectives.html").read_text(encoding="utf-8")
-    told = re.findall(r"In the notebook, this picture has (.*?)\. Here", re.sub(r"<[^>]+>", "", page))
-    assert told == [
-        "sliders for kind and p",
-        "a play button and sliders for p and step",
+def test_a_reader_steps_through_the_pictures_of_controls(book: Path) -> None:
+    page = (book / "_pages" / f"{DRAWN}.html").read_text(encoding="utf-8")
+    first, second = (
+        re.findall(r'<img src="(.*?)" alt="(.+?)" data-values="(.*?)"', each)
+        for each in page.split('class="states"')[1:]
+    )
+    assert sorted(values for _, _, values in first) == [
+        f"p = {p}, kind = {kind}" for p in (1, 2, 4) for kind in ("column", "row")
     ]
+    assert first[0][2] == "p = 2, kind = column"
+    assert len({alt for _, alt, _ in first}) == len(first)
+    assert [values for _, _, values in second[:2]] == ["rank_0 = 3.0, rank_1 = -3.0", "rank_0 = 3.0, rank_1 = -1.0"]
+    assert len(second) == 1 + 6 + 6, "too many for all combinations: each value on its own"
+    pictures = {(book / "_pages" / source).resolve().read_bytes() for source, _, _ in first + second}
+    assert len(pictures) >= len(first) + len(second) - 1
 
 
 def squeezed(text: str) -> str:

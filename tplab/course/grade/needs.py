@@ -8,11 +8,13 @@ course's own tests run every cell.
 
 import ast
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 
-from tplab.course.grade.answers import Merged, Piece, names_in
-from tplab.course.notebooks.cells import Cell
+from tplab.course.grade.answers import Merged, Piece, merge, names_in
+from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.ipython_syntax import to_python
 from tplab.course.notebooks.source import bound_names, parse_code, used_names
 
@@ -84,6 +86,16 @@ def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
         if not more:
             return [piece for piece in pieces if id(piece) in needed]
         needed |= more
+
+
+def ids_with_needs(solution: Path, wanted: Collection[str]) -> list[str]:
+    """Return the ids of the wanted cells of a solution, the setup, and the cells above that these need, in order."""
+    cells = read_notebook(solution)
+    pieces = merge(cells, cells).pieces
+    last = max((place for place, piece in enumerate(pieces) if piece.id in wanted), default=-1)
+    above = pieces[: last + 1]
+    needed = {id(piece) for piece in above if piece.role == "setup" or piece.id in wanted}
+    return [piece.id for piece in with_needs(above, needed)]
 
 
 def to_notebook(pieces: list[Piece]) -> list[Cell]:
