@@ -9,7 +9,7 @@ import pytest
 
 from tests import ROOT
 from tests.capstone.small import small, write_text
-from tests.wrong_answers import load_chapter_namespace
+from tests.chapter_runner import load_chapter_namespace
 from tplab import launch
 from tplab.capstone import celebration, naive
 from tplab.capstone.loop import Functions

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from tests import ROOT
-from tests.wrong_answers import (
+from tests.chapter_runner import (
     chapter,
     load_chapter_namespace,
     run_check,

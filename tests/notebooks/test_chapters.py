@@ -9,7 +9,7 @@ import pytest
 
 from tests import ROOT
 from tests.course.test_chapters import STEMS, spread
-from tests.wrong_answers import chapter
+from tests.chapter_runner import chapter
 from tplab.course.notebooks.build import skeleton
 from tplab.course.notebooks.numbering import number_of
 from tplab.course.notebooks.outputs import execute

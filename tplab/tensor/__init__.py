@@ -2,7 +2,7 @@
 
 02  sharding               which slice of a tensor belongs to which rank, and the error if p doesn't divide a size
     group_module           how modules that have a process group are copied and pickled
-03  mappings               f, g, scatter and gather, with their backward passes
+03  operators              f, g, scatter and gather, with their backward passes
 04  initialization         initial weights that are the same for every number of ranks
     full_state             convert full checkpoints to shards and back
     wrappers               parameter names without the prefixes of torch.compile and DistributedDataParallel

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests import ROOT
-from tests.wrong_answers import wrong_source
+from tests.chapter_runner import wrong_source
 from tplab.capstone.own_layers.find import Answers, find_answers
 from tplab.capstone.own_layers.link import needed
 from tplab.course.learn import library

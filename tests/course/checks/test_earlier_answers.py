@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests import ROOT
-from tests.wrong_answers import chapter, load_chapter_namespace, run_check, swap_all, wrong_source
+from tests.chapter_runner import chapter, load_chapter_namespace, run_check, swap_all, wrong_source
 from tplab.course.checks.earlier_answers import _used, earlier_answers
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.grade.check_notebook import Verdict, check_notebook

@@ -48,7 +48,8 @@ FEW = 4  # cases: after them, most mistakes have their question and don't have t
 LAUNCH_SECONDS = 600.0  # dozens of mistakes share a launch, and the machine may be busy
 RECORD = Path("solutions", "tables.json")
 TPLAB = COURSE.parent
-IN_NO_CHECK = re.compile("viz/|course/(?!checks/|exercises/)")  # code that builds, shows, or grades notebooks
+# Code that builds, shows, or grades notebooks, or that shows a launch while it runs
+IN_NO_CHECK = re.compile(r"viz/|course/(?!checks/|exercises/)|runtime/(liveview|screen|display|magic|torchrun)\.py")
 HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 UNCHANGED = Mistake("the reference answer", (), fails=False, where="")
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
@@ -207,7 +208,7 @@ def fingerprint(chapter: Chapter, number: str) -> str:
     """Return a hash of what determines the questions that an exercise's mistakes get, except for their wording.
 
     That's the rows of its tables, the chapter's reference answers and setup, and the code that the chapter and its
-    checks import, apart from code that only builds, shows, or grades notebooks.
+    checks import, apart from code that no check runs or that doesn't influence its result.
     """
     digest = hashlib.sha256()
     for cell in chapter.cells:

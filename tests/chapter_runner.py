@@ -39,7 +39,7 @@ def chapter_of(exercise: str) -> Chapter:
 
 
 def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Iterable[str] = ()) -> dict[str, Any]:
-    """A fresh namespace as a notebook has it just before the check of `exercise`: its setup and exercise cells were run.
+    """A fresh namespace as a notebook has it just before the check of `exercise`, with its setup and exercises run.
 
     answers: sources that stand in for an exercise's solution. blank: exercises whose stub is left as it is.
     The namespace is that of a __main__ module, so that functions defined in it travel to the ranks by value.
