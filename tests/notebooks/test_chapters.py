@@ -8,8 +8,8 @@ import nbformat
 import pytest
 
 from tests import ROOT
-from tests.course.test_chapters import STEMS, spread
 from tests.chapter_runner import chapter
+from tests.course.test_chapters import STEMS, spread
 from tplab.course.notebooks.build import skeleton
 from tplab.course.notebooks.numbering import number_of
 from tplab.course.notebooks.outputs import execute

@@ -3,8 +3,8 @@
 import pytest
 
 import tplab.tensor.linear
-from tests.course.test_chapters import EXERCISES
 from tests.chapter_runner import load_chapter_namespace
+from tests.course.test_chapters import EXERCISES
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.own_functions import tplabs_own
