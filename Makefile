@@ -70,6 +70,7 @@ lint: $(VENV)/.installed-test ## format, lint, types, and the order of the modul
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	{ $(BIN)/mypy solutions/*.py || true; } | { ! grep -E '\[call-arg\]|error: Module "'; } # calls that a chapter can't make
 	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-test ## put every file into the house format

@@ -299,7 +299,6 @@ viz.matrices(
         "rank 0, stride 2": torch.cat([quarters[0], quarters[2]]),
         "rank 1, stride 2": torch.cat([quarters[1], quarters[3]]),
     },
-    ranks=[0, 1, 0, 1],
 )
 
 # %% [markdown]

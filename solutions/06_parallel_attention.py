@@ -596,7 +596,7 @@ def wrong_slopes():
     mine = [part[:, rank : rank + 1] for part in (q, k, v)]  # [1, 1, s, d] each, this rank's head
     right = alibi(q, k, v, slopes)[:, rank : rank + 1]
     return {"slope": slopes[rank].item(), "slope used": slopes[0].item(),
-            "largest error": f"{(alibi(*mine, slopes[:1]) - right).abs().max():.4f}"}  # fmt: skip
+            "largest error": f"{(alibi(mine[0], mine[1], mine[2], slopes[:1]) - right).abs().max():.4f}"}  # fmt: skip
 
 
 viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(wrong_slopes, 4))])
