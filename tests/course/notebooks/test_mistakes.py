@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tplab.course.notebooks import mistakes
-from tplab.course.notebooks.mistakes import problems, shared, tables
+from tplab.course.notebooks.mistakes import Mistake, TableError, problems, shared, tables
 
 REFERENCE = '''
 class Double(Function):
@@ -81,10 +81,27 @@ def test_a_mistake_changes_the_reference_answer(written):
     assert everything.of(REFERENCE) == "raise SystemExit"
 
 
+def test_a_text_that_occurs_twice_can_be_limited_to_one_function():
+    twice = REFERENCE + "\n\ndef double(x):\n    return x + x\n"
+    with pytest.raises(TableError, match="'x \\+ x' occurs 2 times"):
+        Mistake("three times", (("x + x", "3 * x"),), fails=False, where="").of(twice)
+    for function, line in (("Double.forward", "y = x + x"), ("double", "return x + x")):
+        mistake = Mistake("three times", ((f"def {function}: x + x", "3 * x"),), fails=False, where="")
+        assert mistake.of(twice) == twice.replace(line, line.replace("x + x", "3 * x"))
+
+
+def test_a_space_after_a_colon_stands_for_a_line_break_too():
+    reference = "def sign(x):\n    if x > 0:\n        return 1  # plus\n    if x < 0:\n        return -1\n"
+    mistake = Mistake("zero is positive", (("if x > 0: return 1", "if x >= 0: return 1"),), fails=False, where="")
+    first = "    if x > 0:\n        return 1  # plus\n"
+    assert mistake.of(reference) == reference.replace(first, "    if x >= 0: return 1  # plus\n")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (("`x + x` →", "`x - x` →"), "'x - x' occurs 0 times"),
+        (("`x + x` →", "`def half: x + x` →"), "'def half: x + x' occurs 0 times"),
         (("`x + x` →", "`x` →"), "times in the reference answer instead of once"),
         (("`def Double.forward`", "`def Double.backward`"), "0 definitions of backward"),
         (("- when out: zeros\n- when only out and not dx\n", ""), ""),

@@ -17,9 +17,12 @@ chooses the question. A line that begins with "when" is a symptom. When no liste
 question. `checks/mistakes.md` contains the questions shared by all exercises. A chapter refers to them by the word in
 brackets.
 
-A change replaces a text that occurs exactly once in the reference answer. `def Class.method` stands for the body of
-that method, and `*` for the full answer. The new text may be the word *nothing*, or a code block below the line. A
-mistake marked "(fails)" never runs beside an answer, because it ends in an error or a deadlock in some cases, or
+A change replaces a text that occurs exactly once in the reference answer. If a text occurs in several functions,
+`def Class.method: text` stands for the one in that method. `def Class.method` stands for its whole body, and `*` for
+the full answer. A space after a colon also stands for a line break, so `if x: return y` may be two lines of the
+reference answer. The new text may be the word *nothing*, or a code block below the line.
+
+A mistake marked "(fails)" never runs beside an answer, because it ends in an error or a deadlock in some cases, or
 because the symptoms are enough. It's only there to test the check. The same holds for the lines below the heading
 "(passes)". They're unusual answers that are right, and that a check has once refused or that the text allows.
 """
@@ -170,14 +173,23 @@ def _code(found: re.Match[str]) -> str:
 
 
 def _span(source: str, old: str) -> tuple[int, int]:
-    """Return where `old` starts and ends in the source. Raises ValueError unless it occurs exactly once."""
+    """Return where `old` starts and ends in the source. Raises ValueError unless it occurs exactly once.
+
+    old: a text, a function (`def Class.method`), a text in a function (`def Class.method: text`), or `*`
+    """
     if old == "*":
         return 0, len(source)
+    start, end, text = 0, len(source), old
     if old.startswith("def "):
-        return _body(source, old.removeprefix("def "))
-    if source.count(old) != 1:
-        raise ValueError(f"{old!r} occurs {source.count(old)} times in the reference answer instead of once")
-    return source.index(old), source.index(old) + len(old)
+        name, _, text = old.removeprefix("def ").partition(": ")
+        start, end = _body(source, name)
+        if not text:
+            return start, end
+    pattern = re.escape(text).replace(re.escape(": "), r":\s+")
+    found = list(re.compile(pattern).finditer(source, start, end))
+    if len(found) != 1:
+        raise ValueError(f"{old!r} occurs {len(found)} times in the reference answer instead of once")
+    return found[0].span()
 
 
 def _body(source: str, name: str) -> tuple[int, int]:
