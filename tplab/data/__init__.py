@@ -2,7 +2,6 @@
 
 grid              the coordinates of each rank on a grid of data, pipeline and tensor parallelism
 flat_parameters   parameters concatenated into a flat vector that p ranks can split evenly
-elementwise       which optimizers can update shards of the parameters
 data_parallel     gradients summed over the replicas, in buckets, during the backward pass
 grad_norm         the norm of a gradient that is spread over many ranks
 zero, zero3       ZeRO 1, 2 and 3
