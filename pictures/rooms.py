@@ -24,9 +24,9 @@ TARGET = ROOT / "pictures" / "rooms.svg"
 PLACES = {
     "trace": (0, 0), "collectives": (2, 0), "memory": (4, 0),
     "tensor": (2, 1), "cost": (5, 1),
-    "gpt": (2, 2), "data": (4, 2),
+    "checkpoint": (1, 2), "gpt": (2, 2), "data": (4, 2),
     "sequence": (2, 3),
-    "pipeline": (3, 4), "checkpoint": (5, 4),
+    "pipeline": (3, 4),
     "viz": (0, 5), "cluster": (4, 5),
     "course": (2, 6),
     "capstone": (1, 7),

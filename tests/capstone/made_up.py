@@ -94,15 +94,6 @@ class Log:
         self.path = folder / "log.jsonl"
         self.path.unlink()
 
-    def write(self, text: str) -> None:
-        with open(self.path, "a") as file:
-            file.write(text)
-
     def add(self, *rows: dict[str, Any]) -> None:
-        self.write("".join(json.dumps(row) + "\n" for row in rows))
-
-    def start(self, **other: Any) -> None:
-        self.add(start_row(self.settings, **other))
-
-    def steps(self, first: int, last: int) -> None:
-        self.add(*(step_row(self.settings, step, 5.0 - 0.01 * step) for step in range(first, last + 1)))
+        with open(self.path, "a") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.capstone.watching.test_panel import Terminal
+from tests.runtime.test_liveview import Terminal
 from tplab.capstone import progress as module
 from tplab.capstone.progress import progress
 

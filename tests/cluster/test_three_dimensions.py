@@ -3,6 +3,7 @@
 The reference is ParallelGPT on one process, which other tests hold to Hugging Face's, with torch's own clipping.
 """
 
+import dataclasses
 from contextlib import nullcontext
 
 import pytest
@@ -80,8 +81,29 @@ CASES_8 = [
 ]
 
 
+def _seeds():
+    config = dataclasses.replace(CONFIG, dropout=0.3)
+    training = Training3D(
+        config, Grid(2, 2, 1), torch.optim.SGD, micro_batches=2, micro_batch_size=BATCH // 4, lr=0.1, **CUTS
+    )
+    seen = []
+    draw = training.stage.forward
+
+    def forward(x):
+        seen.append([training.stage.rng._seed(name) for name in ("replicated", "sharded")])
+        return draw(x)
+
+    training.stage.forward = forward
+    torch.manual_seed(dist.get_rank())
+    state = torch.get_rng_state()
+    for number in range(2):
+        training.step(*batch(number))
+    assert torch.equal(torch.get_rng_state(), state)  # the caller's own random numbers are left alone
+    return [seed for both in seen for seed in both]
+
+
 def _on_4():
-    return [_trained(grid, m, **options) for grid, m, options in CASES_4], _refused()
+    return [_trained(grid, m, **options) for grid, m, options in CASES_4], _refused(), _seeds()
 
 
 def _on_8():
@@ -123,10 +145,19 @@ def assert_same(results, cases):
         assert seen == whole.keys()
 
 
-def test_two_dimensions_on_four_ranks_train_like_one_process():
-    results = launch(_on_4, 4, timeout=200)
-    assert_same(results, CASES_4)
-    assert "a batch of 8 sequences: dp=2 replicas of 2 micro-batches of 1 take 4" in results[0][1]
+@pytest.fixture(scope="module")
+def four():
+    return launch(_on_4, 4, timeout=200)
+
+
+def test_two_dimensions_on_four_ranks_train_like_one_process(four):
+    assert_same(four, CASES_4)
+    assert "a batch of 8 sequences: dp=2 replicas of 2 micro-batches of 1 take 4" in four[0][1]
+
+
+def test_every_micro_batch_on_every_stage_has_random_states_of_its_own(four):
+    seeds = [seed for _, _, on_rank in four for seed in on_rank]
+    assert len(seeds) == len(set(seeds)) == 4 * 2 * 2 * 2  # ranks, micro-batches, steps, states
 
 
 def test_all_three_dimensions_on_eight_ranks_train_like_one_process():

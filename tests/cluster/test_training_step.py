@@ -104,7 +104,11 @@ def _groups():
     other = mesh(dp=1, pp=2, tp=2)
     swapped = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
     clip_grad_norm(model.parameters(), 1.0, other)
-    refused += refusals(lambda: clip_grad_norm(model.parameters(), 1.0, swapped))
+    refused += refusals(
+        lambda: clip_grad_norm(model.parameters(), 1.0, swapped),
+        lambda: TrainingStep(model, torch.optim.Adafactor, mesh=grid),
+    )
+    TrainingStep(nn.Linear(3, 2), torch.optim.Adafactor, mesh=mesh(dp=4))  # each rank updates the full model
     DataParallel(model, group=dp)
     DataParallel(ParallelGPT(CONFIG, group=dist.new_subgroups(1)[0]))  # each rank has the full model
     return refused, torch.equal(model.layers[0].mlp.up.weight, before)
@@ -256,6 +260,7 @@ def test_data_parallelism_and_norms_refuse_groups_that_do_not_fit_a_sharded_mode
         assert "4 ranks need their mesh" in messages[4]
         assert "aren't replicas: their parameters differ in number, shape or dtype" in messages[5]
         assert f"is sharded over ranks {row}, but the mesh's tp ranks are {[rank % 2, rank % 2 + 2]}" in messages[6]
+        assert "on this mesh, each rank updates only its part of the model" in messages[7]
 
 
 # Updates

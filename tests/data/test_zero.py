@@ -13,10 +13,10 @@ from tests.tensor.on_ranks import own_group
 from tplab import launch, record
 from tplab.data.flat_parameters import Flat, broadcast, in_buckets
 from tplab.data.grad_norm import clip, grad_norm_of_pieces
-from tplab.data.zero import ZeRO1, ZeRO2
+from tplab.data.zero import ELEMENTWISE, ZeRO1, ZeRO2, check_elementwise
 from tplab.data.zero3 import ZeRO3
-from tplab.data.zero_cost import zero_memory, zero_traffic
-from tplab.memory.memory_bill import RECIPES, Recipe
+from tplab.data.zero_cost import zero_traffic
+from tplab.memory.memory_bill import ADAM, RECIPES, Recipe
 
 ADAMW = {"optimizer_class": torch.optim.AdamW, "lr": 0.02, "weight_decay": 0.1}
 SGD = {"optimizer_class": torch.optim.SGD, "lr": 0.3, "momentum": 0.9}
@@ -224,6 +224,13 @@ def padded(sizes, p):
     return sum(-(-size // p) * p for size in sizes)
 
 
+def zero_memory(stage, parameters, dp, recipe=ADAM):
+    """The bytes on each rank by category, as in section 3 of the paper."""
+    whole = {"weights": recipe.weights, "gradients": recipe.gradients, "optimizer": recipe.optimizer}
+    cut_from = {"weights": 3, "gradients": 2, "optimizer": 1}
+    return {name: size * parameters / (dp if stage >= cut_from[name] else 1) for name, size in whole.items()}
+
+
 def on_paper(stage, sizes, p, recipe=RECIPES["Adam, mixed precision"]):
     held = zero_memory(stage, padded(sizes, p), p, recipe)
     held["optimizer"] += 4 * len(sizes)  # torch counts the steps of each unit
@@ -265,8 +272,6 @@ def test_the_papers_own_numbers_and_a_stage_that_there_is_not():
     assert [round(bill, 1) for bill in bills] == [120, 31.4, 16.6, 1.9]
     with pytest.raises(ValueError, match="no stage 4 of ZeRO: use one of 0, 1, 2, 3"):
         zero_traffic(4, 1)
-    with pytest.raises(ValueError, match="dp=0"):
-        zero_memory(1, 1, 0)
 
 
 def mixed_on_one_process(p):
@@ -371,3 +376,48 @@ def test_layers_that_are_no_units_are_refused():
         ZeRO3(model, [model.blocks[0], model.blocks[0].norm], torch.optim.SGD)
     with pytest.raises(ValueError, match="Block is one of the layers, but it isn't in the model"):
         ZeRO3(model, [Block()], torch.optim.SGD)
+
+
+# Which optimizers can update shards
+
+
+def _updated(optimizer_class, weights, gradients):
+    weights = nn.Parameter(weights.clone())
+    optimizer = optimizer_class([weights], lr=0.1)
+    for gradient in gradients:
+        weights.grad = gradient.clone()
+        optimizer.step()
+    return weights.detach()
+
+
+@pytest.mark.parametrize("optimizer_class", ELEMENTWISE)
+def test_each_known_optimizer_does_with_a_part_what_it_does_with_the_whole(optimizer_class):
+    weights, *gradients = random((7, 6))
+    whole = _updated(optimizer_class, weights, gradients)
+    for part in (slice(2), slice(2, 6)):
+        assert_close(_updated(optimizer_class, weights[part], [each[part] for each in gradients]), whole[part])
+
+
+class Declared(torch.optim.Optimizer):
+    elementwise = True
+
+
+class OfSGD(torch.optim.SGD):
+    pass
+
+
+class OfDeclared(Declared):
+    pass
+
+
+def test_optimizers_that_are_not_known_have_to_declare_themselves():
+    check_elementwise(torch.optim.AdamW)
+    check_elementwise(Declared)
+    model = Net()
+    for unknown in (torch.optim.LBFGS, OfSGD, OfDeclared):
+        says = rf"updates only a shard.* {unknown.__name__} isn't known.*`elementwise = True` in its class"
+        with pytest.raises(ValueError, match=says):
+            ZeRO1(model.parameters(), unknown)
+        with pytest.raises(ValueError, match=says):
+            ZeRO3(model, model.blocks, unknown)
+    make_zero(1, model)  # a refusal leaves the model as it was

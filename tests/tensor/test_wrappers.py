@@ -98,19 +98,6 @@ def test_a_wrapped_model_is_saved_under_plain_names_and_loaded_into_a_plain_one_
         assert all(torch.equal(value, plain_state(saved)[name]) for name, value in plain_state(other).items())
 
 
-def test_a_checkpoint_that_was_saved_under_wrapped_names_can_still_be_loaded(tmp_path, monkeypatch):
-    saved, saved_optimizer = stepped(ON_ONE_RANK["compiled twice"](Model()), 1)
-    with monkeypatch.context() as patch:  # as if nothing were a prefix
-        patch.setattr("tplab.tensor.wrappers._PREFIXES", ())
-        save_sharded(tmp_path / "one", saved, optimizer=saved_optimizer)
-    names = dcp.FileSystemReader(tmp_path / "one").read_metadata().state_dict_metadata
-    assert "model._orig_mod.layers.0._orig_mod.weight" in names
-    for wrap in (ON_ONE_RANK["plain"], torch.compile):
-        model, optimizer = stepped(wrap(Model()), 2)
-        load_sharded(tmp_path / "one", model, optimizer=optimizer)
-        assert_is_restored(model, optimizer, saved, saved_optimizer)
-
-
 def _wrap_on_two_ranks(folder):
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     for name, wrap in ON_TWO_RANKS.items():

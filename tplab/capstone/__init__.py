@@ -7,7 +7,6 @@ own_layers    a GPT built from the learner's answers
 planning      time, memory and traffic of a step, predicted from the settings
 training      the program that every rank runs
 checkpoints   checkpoints that survive a kill at any moment
-watching      shows a run while it trains, in a notebook or as lines of text
 writing       text generation with a run's newest checkpoint: `sample(folder, prompt)`
 study         measurements of this machine and with different numbers of ranks
 report        a one-page report on the run and the study

@@ -42,10 +42,10 @@ from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.settings.io import add_arguments, preset_for, read_settings, settings_of
 from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, locked
 from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.console import ConsoleLog
 from tplab.capstone.training.loop import ASKED, Outcome, train
 from tplab.capstone.training.ranks import check_started
 from tplab.capstone.training.signals import hand_on
-from tplab.capstone.watching.console import ConsoleLog
 from tplab.checkpoint.files import gathered
 from tplab.runtime import RankError, launch, torchrun
 from tplab.runtime.devices import backend_for

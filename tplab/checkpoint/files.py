@@ -34,7 +34,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.common.downloads import pointer
-from tplab.tensor.wrappers import without_prefixes
 
 T = TypeVar("T")
 Key = tuple[str | int, ...]
@@ -128,7 +127,7 @@ class SafeReader(dcp.FileSystemReader):
             )
         metadata = _unpickled(path / ".metadata")
         _check_files(path, metadata)
-        self._read = _with_plain_names(metadata)
+        self._read = metadata
         return self._read
 
 
@@ -202,22 +201,6 @@ def _unpickled(path: Path) -> Metadata:
     if not isinstance(metadata, Metadata):
         raise ValueError(f"the checkpoint's .metadata holds a {type(metadata).__name__}, not DCP's Metadata")
     return metadata
-
-
-def _with_plain_names(metadata: Metadata) -> Metadata:
-    """Remove the prefixes of wrappers such as torch.compile, which were saved before tplab removed them when saving."""
-    keys: Mapping[str, Key] = metadata.planner_data or {}
-    return replace(
-        metadata,
-        state_dict_metadata={without_prefixes(name): saved for name, saved in metadata.state_dict_metadata.items()},
-        planner_data={
-            without_prefixes(name): tuple(without_prefixes(part) if isinstance(part, str) else part for part in key)
-            for name, key in keys.items()
-        },
-        storage_data={
-            replace(index, fqn=without_prefixes(index.fqn)): place for index, place in metadata.storage_data.items()
-        },
-    )
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from tplab.checkpoint.files import gathered, names_under
 from tplab.checkpoint.pieces import Pieces, blank, held, pieces, value_of
 from tplab.tensor.sharding import Sharding
-from tplab.tensor.wrappers import plain_parameters, without_prefixes
+from tplab.tensor.wrappers import plain_parameters
 
 
 class OptimizerState(Protocol):
@@ -70,7 +70,7 @@ def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str
     groups: dict[str | int, dict[str, Any]] = {}
     for name, (*_, number, key) in names_under(metadata, *GROUPS).items():
         groups.setdefault(number, {})[str(key)] = value_of(loaded[name])
-    return [{**group, "params": [without_prefixes(name) for name in group["params"]]} for group in groups.values()]
+    return list(groups.values())
 
 
 def named_groups(optimizer: OptimizerState, model: nn.Module) -> list[dict[str, Any]]:

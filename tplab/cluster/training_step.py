@@ -30,10 +30,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tplab.data.data_parallel import DataParallel
-from tplab.data.elementwise import check_mesh_shards
 from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, start_alike
 from tplab.data.grad_norm import check_mesh, clip, grad_norm, grad_norm_of_pieces
-from tplab.data.zero import Parameters, ZeRO1, ZeRO2, as_groups, listed
+from tplab.data.zero import Parameters, ZeRO1, ZeRO2, check_elementwise, listed
 from tplab.data.zero3 import ZeRO3
 from tplab.pipeline.executor import Pipeline
 from tplab.sequence.gpt import sequence_parallel_parameters, sum_over_ranks
@@ -50,7 +49,8 @@ class TrainingStep:
 
     model            the model, or this rank's pipeline stage
     optimizer_class  an optimizer that updates each element by itself, such as AdamW or SGD. Others, such as Adafactor
-                     and Muon, need whole parameters (see `tplab.data.elementwise`). `defaults` are its options
+                     and Muon, need zero=0 and a mesh that splits nothing but the batch (see `check_elementwise` in
+                     `tplab.data.zero`). `defaults` are its options
     parameters       parameters or param groups for the optimizer. None means all trained parameters, and zero=3 needs
                      all of them
     mesh             as created by `tplab.data.grid.mesh`; None means that this process has the full model
@@ -133,7 +133,8 @@ class TrainingStep:
             kind = ZeRO1 if zero == 1 else ZeRO2
             self.optimizer = kind(given, optimizer_class, bucket_bytes=bucket_bytes, **options, **defaults)
         else:
-            check_mesh_shards(optimizer_class, as_groups(given), defaults, mesh)
+            if mesh is not None and dp is not None and mesh.size() > dp.size():
+                check_elementwise(optimizer_class, "on this mesh, each rank updates only its part of the model")
             if dp is not None and dp.size() > 1:
                 self.data = DataParallel(model, bucket_bytes=bucket_bytes, average=average, group=dp)
             self.optimizer = optimizer_class(given, **defaults)

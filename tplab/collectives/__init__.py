@@ -21,7 +21,6 @@ from tplab.collectives.by_hand import (
     scatter,
     tree_all_reduce,
     tree_depth,
-    tree_sent,
 )
 from tplab.collectives.examples import EXAMPLES, my_numbers
 from tplab.collectives.links import PUBLISHED, SIZES, Link, fit, measure_link
@@ -50,5 +49,4 @@ __all__ = [
     "scatter",
     "tree_all_reduce",
     "tree_depth",
-    "tree_sent",
 ]

@@ -219,13 +219,6 @@ def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce")
     return (shape[0] - kept) * prod(shape[1:])
 
 
-def tree_sent(shape: Sequence[int], rank: int, p: int) -> int:
-    """Return the number of elements that `rank` sends in a tree all-reduce: N to its parent, and N to each child."""
-    distances = [2**k for k in range(tree_depth(p))]
-    below = sum(rank % (2 * d) == 0 and rank + d < p for d in distances)
-    return prod(shape) * (below + (rank > 0))
-
-
 def tree_depth(p: int) -> int:
     """Return ceil(log2 p), the number of steps from the deepest leaf of a binomial tree of p ranks to its root."""
     return (p - 1).bit_length()

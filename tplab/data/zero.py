@@ -15,8 +15,8 @@ all-reduce.
     gradients [p n] -> reduce-scatter -> shard [n] -> optimizer -> shard of W [n] -> all-gather -> W [p n]
 
 ZeRO-1 reduces after backward. ZeRO-2 reduces each bucket as soon as it is full and frees the full gradients. With m
-backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, and formulas are in `zero_cost`.
-(Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; torch:
+backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, and formulas for the traffic are in
+`zero_cost`. (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; torch:
 ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
 
@@ -32,15 +32,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
 from tplab.common.taken_gradients import clear_taken, mark_taken, own_gradients
-from tplab.data.elementwise import check_flat_shards
 from tplab.data.flat_parameters import BUCKET_BYTES, Flat, Piece, in_buckets, start_alike
 from tplab.memory.meter import optimizer_bytes, tensor_bytes
 from tplab.runtime import record
 
 Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
+
+# torch's optimizers that compute a weight's new value from this weight, its own gradients and the number of steps, with
+# every one of their options
+ELEMENTWISE = (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax, NAdam, RAdam, ASGD, Rprop)
+
+
+def check_elementwise(
+    optimizer_class: Callable[..., Optimizer], why: str = "with ZeRO, each rank updates only a shard of the parameters"
+) -> None:
+    """Raise ValueError unless an optimizer updates each element by itself, so that a rank can update only a part.
+
+    Others, such as Adafactor, Muon and LAMB, use means over rows, products of full matrices, or norms. They don't fail
+    on a shard, but their result depends on how the parameters are split. An optimizer is elementwise if it's one of
+    `ELEMENTWISE`, or if its class itself has the attribute `elementwise = True`. A subclass doesn't inherit either,
+    because it may have another `step`.
+    """
+    if optimizer_class in ELEMENTWISE or vars(optimizer_class).get("elementwise", False):
+        return
+    name = getattr(optimizer_class, "__name__", repr(optimizer_class))
+    raise ValueError(
+        f"{why}, so its optimizer has to update each element independently of all others. {name} isn't known to do "
+        f"that. Use {', '.join(known.__name__ for known in ELEMENTWISE[:-1])} or {ELEMENTWISE[-1].__name__} of "
+        f"torch.optim. If you know that {name} is elementwise, declare it with `elementwise = True` in its class"
+    )
 
 
 class Unit:
@@ -153,7 +176,7 @@ class ZeRO1:
 
     parameters         as for torch's optimizers: parameters, or param groups with their own options
     optimizer_class    an optimizer that updates each element by itself, such as AdamW or SGD, but not Adafactor, Muon
-                       or LAMB. The constructor tries this out (`elementwise`), and raises ValueError otherwise
+                       or LAMB. Raises ValueError if it isn't known to be one (`check_elementwise`)
     bucket_bytes       the maximum number of bytes to reduce or gather in one call
     average            whether to average the ranks' gradients; if False, they are summed
     master_dtype       the dtype of the copy of the shard that the optimizer updates, such as float32 for bfloat16
@@ -184,9 +207,8 @@ class ZeRO1:
         self._order: list[tuple[str, int]] = []
         self.group_parameters: list[list[nn.Parameter]] = []
         groups: list[dict[str, Any]] = []
-        all_given = as_groups(parameters)
-        check_flat_shards(optimizer_class, all_given, defaults)
-        for given in all_given:
+        check_elementwise(optimizer_class)
+        for given in as_groups(parameters):
             own = given["params"]
             start_alike(((f"parameter {number}", parameter) for number, parameter in enumerate(own)), group)
             units = [Unit(bucket, average, master_dtype, group) for bucket in in_buckets(own, bucket_bytes, separate)]

@@ -27,9 +27,8 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from tplab.data.elementwise import check_flat_shards
 from tplab.data.flat_parameters import broadcast, start_alike
-from tplab.data.zero import Parameters, Unit, ZeRO1, as_groups, reduce_when_full
+from tplab.data.zero import Parameters, Unit, ZeRO1, as_groups, check_elementwise, reduce_when_full
 
 
 class ShardedUnit(Unit):
@@ -138,7 +137,7 @@ class ZeRO3(ZeRO1):
                 "of them in its groups: freeze the others"
             )
         by_unit = _by_unit(model, layers)
-        check_flat_shards(optimizer_class, groups, defaults)
+        check_elementwise(optimizer_class)
         start_alike(model.named_parameters(), group)
         broadcast(model.buffers(), group)
         for module, own in by_unit.items():

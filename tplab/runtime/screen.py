@@ -42,10 +42,6 @@ class Widget:
         self._widget: Any = None
         self._handle: Any = None
 
-    @property
-    def is_there(self) -> bool:
-        return self._handle is not None
-
     def show(self, html: str) -> None:
         if self._widget is not None:
             self._widget.value = html
@@ -58,13 +54,10 @@ class Widget:
         self._handle = DisplayHandle()  # stored before anything is shown, in case of an interrupt
         self._handle.display(data, raw=True)
 
-    def end(self, instead: Any = None) -> None:
-        """Remove the widget and display `instead` in its place. The saved notebook contains no trace of a widget.
-
-        Without `instead`, the notebook contains an empty output, which shows nothing.
-        """
+    def end(self) -> None:
+        """Remove the widget. The saved notebook only contains an empty output, which shows nothing."""
         if self._handle is not None:
-            self._handle.update({} if instead is None else instead, raw=instead is None)
+            self._handle.update({}, raw=True)
         if self._widget is not None:
             for part in (self._widget, self._widget.style, self._widget.layout):
                 part.close()

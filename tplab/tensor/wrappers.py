@@ -32,11 +32,6 @@ def plain_name(module: nn.Module, name: str) -> str:
     return ".".join(kept)
 
 
-def without_prefixes(name: str) -> str:
-    """Return a name in a file without the prefixes that only wrappers have."""
-    return ".".join(part for part in name.split(".") if part not in _PREFIXES)
-
-
 def plain_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the module's parameters by their plain names."""
     return {plain_name(module, name): parameter for name, parameter in module.named_parameters()}

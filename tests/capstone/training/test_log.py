@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tplab.capstone.training.console import ConsoleLog
 from tplab.capstone.training.log import Log, read_log, steps_of, thinned
-from tplab.capstone.watching.console import ConsoleLog
 
 
 def step(number: int, loss: float = 2.0) -> dict[str, Any]:

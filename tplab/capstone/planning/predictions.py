@@ -1,7 +1,7 @@
-"""Predict a step's memory and time with the course's formulas: chapter 00's memory bill and chapter 11's step time.
+"""Predict a step's memory with chapter 00's memory bill, and its time from measured kernels of one layer.
 
-Both formulas assume 16-bit elements. In float32, activations take twice the bytes in the bill, and the machine moves
-half as many elements per second, both in memory and between ranks. (In float64, it's four times and a quarter.)
+The bill assumes 16-bit elements. In float32, activations take twice the bytes in the bill. (In float64, it's four
+times.)
 """
 
 from dataclasses import replace
@@ -13,10 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.capstone.planning.traffic import device_of, gathered_at_once, loss_block, step_parts
 from tplab.capstone.settings.settings import Settings
-from tplab.collectives.links import Link
 from tplab.cost.calibration import Kernels, measure_kernels
-from tplab.cost.machines import Machine
-from tplab.cost.step import Program, step_time
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Recipe, bill, rank_parameters
 from tplab.runtime import record
@@ -97,23 +94,6 @@ def _memory_of_stage(settings: Settings, stage: int, device: torch.device | None
     return parts
 
 
-def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
-    """Predict the step time in seconds, broken down by purpose, from a machine's speeds."""
-    program = Program(
-        settings.async_grad_allreduce, overlap_gradients=settings.dp > 1, shard_optimizer=settings.zero > 0
-    )
-    state, width = _STATE[settings.precision], _WIDTH[settings.precision]
-    recipe = Recipe(state.weights // width, state.gradients // width, state.optimizer // width)
-    inside, between = (Link(link.alpha, link.beta * width) for link in (machine.inside, machine.between))
-    slower = replace(machine, bandwidth=machine.bandwidth / width, inside=inside, between=between)
-    time = step_time(_as_run(settings, None), settings.layout, slower, program, recipe)
-    return {
-        "matmuls": time.products, "element-wise": time.elementwise, "optimizer": time.optimizer,
-        "communication": time.tensor_parallel + time.data_parallel + time.pipeline_sends,
-        "pipeline bubble": time.bubble,
-    }  # fmt: skip
-
-
 def calibrated_step(settings: Settings, kernels: Kernels, device: torch.device | None = None) -> dict[str, float]:
     """Predict the step time in seconds, broken down by purpose, from kernel timings of one layer on the same machine.
 
@@ -149,15 +129,6 @@ def calibrated_step(settings: Settings, kernels: Kernels, device: torch.device |
         "communication": communication,
         "pipeline bubble": sum(stages) - stages[slowest],
     }
-
-
-def machine_of(measured: dict[str, Any]) -> Machine:
-    """Create a `Machine` from the results of `tplab.capstone.study.programs.machine`. A single rank needs no link."""
-    link = Link(measured.get("alpha", 0.0), measured.get("beta", 1e-12))
-    return Machine(
-        "this machine", flops=measured["flops"], fraction=1.0, memory=measured.get("memory", 1),
-        bandwidth=measured["bandwidth"], gpus_per_node=measured["ranks"], inside=link, between=link,
-    )  # fmt: skip
 
 
 def _as_run(settings: Settings, device: torch.device | None) -> GPTConfig:

@@ -30,7 +30,6 @@ from tplab.capstone.settings.run_folder import check_unchanged
 from tplab.capstone.settings.settings import MATTER, Settings
 from tplab.capstone.study import programs
 from tplab.capstone.training.log import read_log, steps_of
-from tplab.capstone.watching.panel import run
 from tplab.capstone.words import listed
 from tplab.common import files
 from tplab.common.cores import cores
@@ -169,7 +168,6 @@ def study(
     *,
     only: Sequence[str] = (),
     budget: Budget | None = None,
-    answers: Any = None,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Finish the run if necessary, then measure the parts that are missing or were measured with different settings.
@@ -177,7 +175,6 @@ def study(
     Returns the path of measurements.json.
 
     only       measure just these parts, even if they were measured before, and don't finish the run
-    answers    the learner's code for finishing the run. If None, it's read from `settings.chapters` when needed
     say        called with one line per part. A part whose ranks fail (out of GPU memory, for example) isn't saved
     Raises ValueError for an unknown part, and for settings that don't match the run in the folder.
     """
@@ -186,7 +183,7 @@ def study(
     check_unchanged(settings)
     folder = Path(settings.folder)
     if not only and not is_done(settings):
-        run(settings, answers)
+        carry_out(settings)
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in PARTS.items():
         before = read_measurements(folder).get(name)

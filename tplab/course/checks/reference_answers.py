@@ -30,11 +30,6 @@ def reference_answers(number: str, change: Callable[[str], str] = lambda source:
     raise ValueError(f"there is no check {number}")
 
 
-def reference_source(number: str) -> str:
-    """Return the source of an exercise's reference answer."""
-    return next(cell.source for cell in _cells(number) if cell.marks.get("exercise") == number)
-
-
 @cache
 def _cells(number: str) -> list[Cell]:
     return find_reference(number)

@@ -1,1 +1,0 @@
-"""Shows a run while it trains: as lines of text, and as a panel in a notebook."""
