@@ -412,6 +412,7 @@ class OfDeclared(Declared):
 
 def test_optimizers_that_are_not_known_have_to_declare_themselves():
     check_elementwise(torch.optim.AdamW)
+    check_elementwise(partial(torch.optim.AdamW, weight_decay=0.1))
     check_elementwise(Declared)
     model = Net()
     for unknown in (torch.optim.LBFGS, OfSGD, OfDeclared):

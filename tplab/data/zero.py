@@ -54,8 +54,10 @@ def check_elementwise(
     Others, such as Adafactor, Muon and LAMB, use means over rows, products of full matrices, or norms. They don't fail
     on a shard, but their result depends on how the parameters are split. An optimizer is elementwise if it's one of
     `ELEMENTWISE`, or if its class itself has the attribute `elementwise = True`. A subclass doesn't inherit either,
-    because it may have another `step`.
+    because it may have another `step`. A `functools.partial` of an optimizer counts as this optimizer.
     """
+    while isinstance(optimizer_class, partial):
+        optimizer_class = optimizer_class.func
     if optimizer_class in ELEMENTWISE or vars(optimizer_class).get("elementwise", False):
         return
     name = getattr(optimizer_class, "__name__", repr(optimizer_class))
