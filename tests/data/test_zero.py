@@ -1,6 +1,7 @@
 """ZeRO 1, 2 and 3 train like one process, and hold and send what the paper says."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
