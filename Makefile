@@ -77,7 +77,7 @@ format: $(VENV)/.installed-test ## put every file into the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-book: $(VENV)/.installed-test ## write the course as a web site for reading, to build/book
+book: $(VENV)/.installed-test ## write the course as a web site for reading, to build/book (it takes some minutes)
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/book
 	@echo "the book is there: build/book/index.html"
 
