@@ -107,13 +107,13 @@ with show_failure():
 #
 # - The temporary folder has to be inside `folder`, too, because a rename is only atomic if it stays on the same disk. `folder` itself may not exist yet.
 #
-# - After each save, only the `keep` newest checkpoints should be left, and everything that interrupted saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folder `drawings.saving`.
+# - After each save, only the `keep` newest checkpoints should be left, and everything that interrupted saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folders `step-drawings` and `drawings.saving`.
 #
 # - If there's already a checkpoint of this step, leave it alone, and raise a `ValueError` that names the step on every rank.
 #
 # - `newest_checkpoint(folder)` returns the path of the newest complete checkpoint, or `None` if there isn't one. You can't rely on modification times.
 #
-# You only need `dist.get_rank(group)`, `dist.barrier(group)`, `path.mkdir`, `path.rename`, `folder.glob`, and `shutil.rmtree`. A barrier returns as soon as every rank of the group has called it.
+# You only need `dist.get_rank(group)`, `dist.barrier(group)`, `path.mkdir`, `path.rename`, `folder.glob`, and `shutil.rmtree`. A barrier returns as soon as every rank of the group has called it. Other collectives don't work in this check.
 
 
 # %% exercise="15.1"
@@ -212,7 +212,7 @@ predict("15.b", first_seen_in=1, times=4)
 #
 # The code below makes the same mistake as accelerate's loader. It also makes a second mistake, because each replica shuffles the windows in its own order. What may the order of the windows depend on, and what must it not depend on?
 #
-# - In each epoch, every window appears exactly once, in a new random order that depends on `seed` and the epoch. Runs with different seeds must not have any order in common in their first 10,000 epochs. (With `seed + epoch`, epoch 1 of seed 0 would have the same order as epoch 0 of seed 1.)
+# - In each epoch, every window appears exactly once, in a new random order that depends on `seed` and the epoch. Runs with different seeds between 0 and 4,000 must not have any order in common in their first 10,000 epochs. (With `seed + epoch`, epoch 1 of seed 0 would have the same order as epoch 0 of seed 1.)
 #
 # - `batch_size` is never larger than `windows`, but `windows` isn't always a multiple of `batch_size`. So a batch may contain the end of one epoch and the beginning of the next.
 #

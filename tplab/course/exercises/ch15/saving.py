@@ -45,7 +45,9 @@ FILES = ("weights", "state")  # of each rank
 RANKS, KEEP = 2, 2
 MOST = 120  # maximum number of moments at which a save is killed
 FULL_DISK = "no space left on the device of this check"
-NOTES, DRAWINGS = ("notes.txt", "step-notes.txt"), "drawings.saving"  # what else lies in the folder
+# What else lies in the folder
+NOTES = ("notes.txt", "step-notes.txt")
+DRAWINGS = ("drawings.saving", "drawings.deleting", "step-drawings", "step-12")
 
 
 def content(name: str, step: int) -> bytes:
@@ -120,6 +122,7 @@ class Folder:
         self.path, self.functions, self.order, self.group = path, functions, order, group
         self.given: list[Path] = []
         self.not_empty = self.too_early = ""
+        self.interleaved = False
 
     def at(self, path: Path) -> "Folder":
         return Folder(path, self.functions, self.order, self.group)
@@ -133,7 +136,7 @@ class Folder:
                 self.functions[0](self.path, step, writer, keep, self.group)
 
         with in_this_process():
-            found = take_turns(work, self.order, self.group)
+            found = take_turns(work, self.order, self.group, interleaved=self.interleaved)
         self.given += writer.given
         self.not_empty, self.too_early = writer.not_empty, writer.too_early
         return found
@@ -180,7 +183,7 @@ class Folder:
         return {name: "" if right else f"it returned {found.name}, but {name_of(step)} is the newest"}
 
     def not_kept(self, steps: Sequence[int]) -> str:
-        there = [name for name in self.names() if name not in (*NOTES, DRAWINGS)]
+        there = [name for name in self.names() if name not in (*NOTES, *DRAWINGS)]
         wanted = sorted(map(name_of, steps))
         return "" if there == wanted else f"there are {there}, but {wanted} should be there"
 
@@ -208,7 +211,9 @@ def without_kills(folder: Folder) -> dict[str, str]:
         kept = BY_NUMBER if step >= 10**6 else KEPT  # the earlier saves have kept the right ones
         said[kept] = folder.not_kept(steps[max(0, place + 1 - KEEP) : place + 1])
         said |= {} if any(said.values()) else folder.not_newest(step)
-        gone = [name for name in (*NOTES, f"{DRAWINGS}/loss.svg") if not (folder.path / name).exists()]
+        gone = [
+            name for name in (*NOTES, *(f"{each}/loss.svg" for each in DRAWINGS)) if not (folder.path / name).exists()
+        ]
         said[OTHERS] = f"{gone[0]} is gone after saving step {step}" if gone else ""
         if any(said.values()):
             return said
@@ -223,8 +228,9 @@ def add_others(path: Path) -> None:
     """Put files and a folder that aren't the learner's next to the checkpoints."""
     for name in NOTES:
         (path / name).write_text("other files may lie here")
-    (path / DRAWINGS).mkdir()
-    (path / DRAWINGS / "loss.svg").write_text("and other folders")
+    for name in DRAWINGS:
+        (path / name).mkdir()
+        (path / name / "loss.svg").write_text("and other folders")
 
 
 def refusal(folder: Folder, step: int) -> dict[str, str]:
@@ -277,6 +283,7 @@ def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, 
     next_step = step + 10 if step in there else step  # the run continues from the newest checkpoint
     other = folder.at(folder.path.with_name(f"{folder.path.name}-other"))
     shutil.copytree(folder.path, other.path)
+    other.interleaved = True
     said |= save_again(folder, next_step)
     if not any(said.values()):
         said |= save_again(other, next_step + 5)  # as in a run that now saves at different steps
@@ -293,8 +300,8 @@ def save_again(folder: Folder, step: int) -> dict[str, str]:
     said = {TOGETHER: stuck, THERE: empty, COMPLETE: "" if empty else folder.damaged()}
     if any(said.values()):
         return said
-    left = folder.not_kept([step])
-    return {NOTHING_LEFT: f"after the next save, of step {step}, {left}" if left else ""} | folder.not_newest(step)
+    left, name = folder.not_kept([step]), KEPT if folder.steps() != [step] else NOTHING_LEFT
+    return {name: f"after the next save, of step {step}, {left}" if left else ""} | folder.not_newest(step)
 
 
 def attack(functions: tuple[Any, Any]) -> Observed:
@@ -312,9 +319,12 @@ def attack(functions: tuple[Any, Any]) -> Observed:
             ([0, 1], None),
             ([1, 0], None),
             ([0, 1], Group(RANKS, first=2)),
+            ([0, 1], None),
         )
         for number, (order, group) in enumerate(worlds):
-            said = without_kills(Folder(home / f"run-{number}" / "new" / "checkpoints", functions, order, group))
+            folder = Folder(home / f"run-{number}" / "new" / "checkpoints", functions, order, group)
+            folder.interleaved = number == 4
+            said = without_kills(folder)
             if any(said.values()):
                 return as_observed(claims | said)
         kills = 0

@@ -71,7 +71,7 @@ def reduced(section: Any, group: Any) -> int:
     count = 0.0
     for call in section:
         if sorted(call.group) == sorted(ranks) and len(ranks) > 1:
-            count += call.numel * (0.5 if call.kind in ("reduce_scatter", "all_gather") else 1.0)
+            count += call.numel * (0.5 if call.kind in ("reduce_scatter", "all_gather", "reduce", "broadcast") else 1.0)
     return int(count)
 
 

@@ -7,12 +7,15 @@ it should is noticed every time, because the first rank is always faster than th
 killed, all ranks are killed, as in a power failure.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+
+from tplab.course.exercises.ch15.killing import CHANGES
 
 ELSE = (
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "broadcast",
@@ -45,14 +48,15 @@ class _Rank(threading.Thread):
         super().__init__(daemon=True)
         self.number, self.size, self.group, self.work = number, size, group, work
         self.may_run, self.has_paused = threading.Semaphore(0), threading.Semaphore(0)
-        self.done = self.gives_up = False
+        self.done = self.gives_up = self.waits = False
         self.outcome: BaseException | None = None
 
     def resume(self) -> None:
         self.may_run.release()
         self.has_paused.acquire()
 
-    def pause(self) -> None:
+    def pause(self, waits: bool = True) -> None:
+        self.waits = waits
         self.has_paused.release()
         self.may_run.acquire()
         if self.gives_up:
@@ -69,7 +73,7 @@ class _Rank(threading.Thread):
 
 
 def take_turns(
-    work: Callable[[], object], order: Sequence[int], group: Group | None = None
+    work: Callable[[], object], order: Sequence[int], group: Group | None = None, *, interleaved: bool = False
 ) -> list[BaseException | None]:
     """Run `work` as each of the ranks, and return what each of them has raised, or None.
 
@@ -77,17 +81,36 @@ def take_turns(
     group: the group that the ranks form, or None for the default group
     """
     ranks = [_Rank(number, len(order), group, work) for number in range(len(order))]
+    _between_changes.install(on=interleaved)
     with _distributed():
         for rank in ranks:
             rank.start()
         while any(not rank.done for rank in ranks):
-            if any(rank.done for rank in ranks):
+            if all(rank.done or rank.waits for rank in ranks):
                 for rank in ranks:
-                    rank.gives_up = not rank.done
+                    rank.waits, rank.gives_up = False, any(rank.done for rank in ranks) and not rank.done
             for number in order:
-                if not ranks[number].done:
+                if not (ranks[number].done or ranks[number].waits):
                     ranks[number].resume()
     return [rank.outcome for rank in ranks]
+
+
+class _BetweenChanges:
+    """Audit hook that lets the other ranks run before each change of the disk."""
+
+    installed = on = False
+
+    def install(self, on: bool) -> None:
+        if not self.installed:
+            sys.addaudithook(self)
+        self.installed, self.on = True, on
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.on and event in CHANGES and isinstance(rank := threading.current_thread(), _Rank):
+            rank.pause(waits=False)
+
+
+_between_changes = _BetweenChanges()
 
 
 def _current() -> _Rank:
