@@ -1,6 +1,7 @@
 """The check of exercise 15.4, a game: the cost model plays the learner's layout of each job, and says what it costs."""
 
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any, get_args
 
 import torch
@@ -21,11 +22,12 @@ def run(rent: Callable[..., Any], call: Call) -> Seen:
     said = rent(call.given)
     shown = tuple(said) if isinstance(said, (list, tuple)) else (said,)
     sizes, again = shown[:4], shown[4:]
-    integers = len(sizes) == 4 and all(type(size) is int and size > 0 for size in sizes)
-    if not integers or len(again) != 1 or again[0] not in get_args(Recompute):
+    integers = all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes)
+    if not integers or len(sizes) != 4 or len(again) != 1 or again[0] not in get_args(Recompute):
         return one({FORM: Claim(f"it returned {describe(said)}")})
     current().compared[WON] = None
-    played = JOBS[call.given].play(*shown)
+    tp, pp, dp, micro_batch_size = map(int, sizes)
+    played = JOBS[call.given].play(tp, pp, dp, micro_batch_size, again[0])
     claims = {name: Claim("") for name in (FORM, DIVIDES, FITS, BUBBLE, SENDS, AGAIN, BUSY)}
     return one(claims | ({played.fails: Claim(played.verdict)} if played.fails else {}))
 
