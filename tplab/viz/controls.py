@@ -142,20 +142,17 @@ class _Output:
         import ipywidgets
 
         self.draw, self.key, self.output = draw, key, ipywidgets.Output()
-        self.shown: dict[str, Any] = {}  # what has been shown for each key, together with what was printed
+        self.shown: dict[str, Any] = {}  # the result for each key
 
     def show(self) -> None:
         from IPython.display import display
-        from IPython.utils.capture import capture_output
 
         key = self.key()
         if key not in self.shown:
-            with capture_output() as captured:
-                if (result := self.draw()) is not None:
-                    display(result)
-            self.shown[key] = captured
+            self.shown[key] = self.draw()
         self.output.clear_output(wait=True)
-        self.shown[key].show()
+        if self.shown[key] is not None:
+            display(self.shown[key])
 
     @contextmanager
     def drawing(self) -> Iterator[None]:

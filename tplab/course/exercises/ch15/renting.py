@@ -22,7 +22,7 @@ def run(rent: Callable[..., Any], call: Call) -> Seen:
     said = rent(call.given)
     shown = tuple(said) if isinstance(said, (list, tuple)) else (said,)
     sizes, again = shown[:4], shown[4:]
-    integers = all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes)
+    integers = all(isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0 for size in sizes)
     if not integers or len(sizes) != 4 or len(again) != 1 or again[0] not in get_args(Recompute):
         return one({FORM: Claim(f"it returned {describe(said)}")})
     current().compared[WON] = None
