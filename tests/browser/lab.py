@@ -28,6 +28,7 @@ from pathlib import Path
 
 import nbformat
 from playwright.sync_api import BrowserContext, Locator, Request, sync_playwright
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from tests import ROOT
 from tplab.course.learn.course_files import MARKER, MEMORY
@@ -166,9 +167,22 @@ class NotebookPage:
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.on("request", self._note)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.goto(f"{server.url}doc/tree/{path}?token={server.token}")  # /doc: this document, no side bars
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
-        self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+        self._open(f"{server.url}doc/tree/{path}?token={server.token}")  # /doc: this document, no side bars
+
+    def _open(self, address: str) -> None:
+        """Load the page and wait for its kernel. If none is ready after a minute, load it again, as a learner would.
+
+        JupyterLab once never showed the first notebook of a new server as idle; 100 attempts didn't bring it back.
+        """
+        for patience in (60, PATIENCE):
+            self.page.goto(address)
+            self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+            with suppress(PlaywrightTimeout):
+                self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=patience * 1000)
+                return
+        status = self.page.locator("#jp-bottom-panel").all_inner_texts()
+        log = (self.server.folder / ".lab" / "lab.log").read_text(errors="replace")
+        raise RuntimeError(f"no kernel is ready: {status}, errors {self.errors}; JupyterLab's log:\n{log[-5000:]}")
 
     def _note(self, request: Request) -> None:
         if not request.url.startswith((self.server.url, self.server.url.replace("http", "ws", 1), "data:", "blob:")):

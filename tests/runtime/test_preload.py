@@ -24,23 +24,26 @@ def there_and_imported(name: str) -> bool:
     return there
 
 
+def import_both(name: str) -> tuple[bool, int]:
+    """Whether the unusual module was there already, and what stands in the learner's file `name`."""
+    value = importlib.import_module(name).value
+    return there_and_imported(UNUSUAL), value
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_a_rank_imported_is_there_in_the_ranks_of_later_launches() -> None:
+def test_ranks_find_what_earlier_ranks_imported_but_read_a_learners_own_file_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = tmp_path / "learners_own.py"
+    own.write_text("value = 1")
     fork_server().stop()  # a new one, which knows nothing yet
-    assert tplab.launch(there_and_imported, 2, args=(UNUSUAL,), backend="gloo") == [False, False]
+    assert tplab.launch(import_both, 2, args=(own.stem,), backend="gloo") == [(False, 1)] * 2
     end = time.monotonic() + 60
     while tplab.launch(there_and_imported, 2, args=(UNUSUAL,), backend="gloo") != [True, True]:
         assert time.monotonic() < end, "the fork server has not imported it after a minute"
-
-
-def test_a_learners_own_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    for value in (1, 2):
-        (tmp_path / "learners_own.py").write_text(f"value = {value}")
-        found = tplab.launch(lambda: importlib.import_module("learners_own").value, 2, backend="gloo")
-        assert found == [value, value]
-        time.sleep(0.5)  # the server would have imported it by now
+    own.write_text("value = 22")  # another length, or Python's cache would take it for the same file within a second
+    assert tplab.launch(import_both, 2, args=(own.stem,), backend="gloo") == [(True, 22)] * 2
 
 
 @pytest.fixture
