@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -37,13 +38,23 @@ def section(name: str, value: Any) -> str:
     heading = f"## {name}"
     if not isinstance(value, FunctionType | type):
         own = type(value).__module__.startswith("tplab.")
-        shown = f"{name}: {type(value).__name__}" if own else f"{name} = {value!r}"
+        shown = f"{name}: {type(value).__name__}" if own else constant(name, value)
         return "\n\n".join([heading, code(shown), *([prose(documentation(type(value)))] if own else [])])
     parts = [heading, code(signature(name, value)), prose(documentation(value))]
     for method, found in members(value) if isinstance(value, type) else []:
         shown = method if isinstance(found, property) else signature(method, getattr(found, "__func__", found))
         parts += [f"### {name}.{method}", code(shown), prose(documentation(found))]
     return "\n\n".join(part for part in parts if part)
+
+
+def constant(name: str, value: Any) -> str:
+    """The name with its value. Of a long value, only the elements or the keys, one per line."""
+    shown = f"{name} = {value!r}"
+    if len(shown) <= 100 or not isinstance(value, Mapping | Sequence) or isinstance(value, str):
+        return shown
+    kinds = sorted({type(entry).__name__ for entry in (value.values() if isinstance(value, Mapping) else value)})
+    what = f"{type(value).__name__} of {' and '.join(kinds)}" + " with these keys" * isinstance(value, Mapping)
+    return "\n".join([f"{name}: {what}", "", *map(repr, value)])
 
 
 def members(kind: type) -> list[tuple[str, Any]]:
@@ -68,6 +79,7 @@ def signature(name: str, value: Any) -> str:
     except (ValueError, TypeError):  # an enumeration or a TypedDict
         return name
     shown = re.sub(r"<(?:function|class) '?([\w.]+)'?[^>]*>", r"\1", shown)
+    shown = re.sub(r"\b(?:collections\.abc|typing|torch\.nn\.parameter|tplab(?:\.[a-z_]\w*)+)\.(?=[A-Z])", "", shown)
     return f"{name}{shown}" if len(name + shown) <= 100 else f"{name}(\n    {split_arguments(shown)}"
 
 

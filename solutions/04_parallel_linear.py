@@ -534,21 +534,21 @@ def count(layer_class, options):
     return [{kind: total.bytes for kind, total in section.totals().items()} for section in (forward, backward)]
 
 
-variants = [
-    (ColumnParallelLinear, {"gather_output": False}, "", "4·b·s·i"),
-    (ColumnParallelLinear, {"gather_output": True}, "4·b·s·o", "4·b·s·i"),
-    (RowParallelLinear, {"input_is_parallel": True}, "4·b·s·o", ""),
-    (RowParallelLinear, {"input_is_parallel": False}, "4·b·s·o", "4·b·s·i"),
-]
+formulas = {4 * b * s * i: "4·b·s·i", 4 * b * s * o: "4·b·s·o"}
 table = []
-for layer_class, options, *expected in variants:
-    passes = launch(count, 4, args=(layer_class, options))[0]
-    row = {"layer": layer_class.__name__, "option": ", ".join(f"{name}={value}" for name, value in options.items())}
-    for name, seen, formula in zip(("forward", "backward"), passes, expected, strict=True):
-        row |= {name: ", ".join(f"{kind} {size}" for kind, size in seen.items()), f"{name} formula": formula}
+for layer_class, option in (
+    (ColumnParallelLinear, {"gather_output": False}),
+    (ColumnParallelLinear, {"gather_output": True}),
+    (RowParallelLinear, {"input_is_parallel": True}),
+    (RowParallelLinear, {"input_is_parallel": False}),
+):
+    passes = launch(count, 4, args=(layer_class, option))[0]
+    row = {"layer": layer_class.__name__, "option": ", ".join(f"{name}={value}" for name, value in option.items())}
+    for name, seen in zip(("forward", "backward"), passes, strict=True):
+        row[name] = ", ".join(f"{kind} {formulas.get(size, size)}" for kind, size in seen.items())
     halves = [(2 if kind == "all_reduce" else 1) * size for seen in passes for kind, size in seen.items()]
     table.append(row | {"sent by each rank, in a ring": sum(halves) * 3 // 4})
-viz.table(table, title=f"message sizes in bytes, p = 4, 4·b·s·i = {4 * b * s * i}, 4·b·s·o = {4 * b * s * o}")
+viz.table(table, title=f"message sizes, p = 4, 4·b·s·i = {4 * b * s * i} bytes, 4·b·s·o = {4 * b * s * o} bytes")
 
 # %% [markdown]
 # `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. Each of the two expensive variants sends one large and one small message. In a ring, an all-reduce costs twice as much as an all-gather of the same size, and here, the row-parallel layer all-reduces the larger message. That's why this layer sends more bytes in total.

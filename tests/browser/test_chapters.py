@@ -56,10 +56,12 @@ CONTRASTS = """() => {
     return found;
 }"""
 
-# Pictures that stick out of their cell to the right
-TOO_WIDE = """() => [...document.querySelectorAll(".jp-OutputArea-output img")]
-    .filter(img => img.getBoundingClientRect().right > img.closest(".jp-Cell").getBoundingClientRect().right + 1)
-    .map(img => [img.getBoundingClientRect().width, img.closest(".jp-Cell").getBoundingClientRect().width])"""
+# Pictures and tables that stick out of their cell to the right: what they are, and how far they do
+TOO_WIDE = """() => [...document.querySelectorAll(".jp-OutputArea-output :is(img, table)")]
+    .map(one => [one.alt || one.innerText, one.getBoundingClientRect().right
+        - one.closest(".jp-Cell").getBoundingClientRect().right])
+    .filter(([name, excess]) => excess > 1)"""
+WIDTHS = (1280, 900)  # of the window, in pixels
 
 ERRORS = ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']"
 
@@ -147,8 +149,10 @@ def unreadable(page: NotebookPage) -> list[str]:
 def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server, stem):
     page = open_and_run(chromium, server, stem)
     assert (turn_every_knob(page, stem) == 0) == (stem in WITHOUT_KNOBS)
-    assert page.page.evaluate(TOO_WIDE) == []
     assert unreadable(page) == []
+    for width in WIDTHS:
+        page.page.set_viewport_size({"width": width, "height": 1000})
+        assert page.page.evaluate(TOO_WIDE) == [], f"in a window of {width} pixels"
     page.page.close()
 
 

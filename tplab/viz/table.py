@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+SENTENCE = 60  # characters; a longer cell wraps, as the names of the columns do
+
 
 class Table:
     """A table of results, shown as text in a terminal and as HTML in a notebook."""
@@ -23,10 +25,10 @@ class Table:
     def _repr_html_(self) -> str:
         def cells(row: Sequence[str], tag: str) -> str:
             sides = ["right" if right else "left" for right in self.numeric]
-            space = "pre" if tag == "td" else "pre-wrap"  # in a narrow window, only the names of the columns wrap
+            spaces = ["pre-wrap" if tag == "th" or len(text) > SENTENCE else "pre" for text in row]
             return "".join(
                 f'<{tag} style="text-align: {side}; padding: 0.2em 0.9em; white-space: {space};">{escape(text)}</{tag}>'
-                for text, side in zip(row, sides, strict=True)
+                for text, side, space in zip(row, sides, spaces, strict=True)
             )
 
         title = f"<caption>{escape(self.title)}</caption>" if self.title else ""
