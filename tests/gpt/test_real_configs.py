@@ -61,6 +61,19 @@ def test_the_sizes_are_those_of_transformers_and_a_small_model_of_this_configura
     assert torch.allclose(ours.eval()(IDS, gather=True), model(IDS).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "mistral"])
+def test_a_field_that_is_missing_has_the_default_of_transformers(kind):
+    from transformers import AutoConfig
+
+    heads = 32  # of which Qwen2 has as many K, V heads by default
+    sizes = {"num_hidden_layers": 2, "hidden_size": 4 * heads, "num_attention_heads": heads, "vocab_size": 50}
+    sizes |= {"max_position_embeddings": 8192, "intermediate_size": 20}
+    if kind == "gpt2":
+        sizes = {"n_layer": 2, "n_embd": 24, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    theirs = AutoConfig.for_model(kind, **sizes).to_dict()
+    assert gpt_config({"model_type": kind, **sizes}) == gpt_config(theirs)
+
+
 REFUSED = {
     "gpt2": [
         ("scale_attn_by_inverse_layer_idx", True), ("reorder_and_upcast_attn", True), ("scale_attn_weights", False),
