@@ -235,10 +235,12 @@ def test_a_parameter_that_was_frozen_later_gets_no_gradient():
     assert model.last.weight.grad is not None
 
 
-def test_one_process_needs_no_group():
+def test_one_process_needs_no_group_and_an_abandoned_step_leaves_nothing_to_the_next():
     model = Net()
-    data = DataParallel(model)
-    loss_of(model, batch(0, 0)).backward()
+    data = DataParallel(model, bucket_bytes=500)
+    loss_of(model, batch(0, 1), spare=True).backward()
+    data.abandon()
+    loss_of(model, batch(0, 0), spare=True).backward()
     data.finish()
-    assert_same_gradients(gradients(model), plain_gradients([0]))
+    assert_same_gradients(gradients(model), plain_gradients([0], spare=True))
     assert tokens_of_all(7) == 7

@@ -26,20 +26,20 @@ from tplab.tensor.sharding import Block, Sharding
 
 # By hand: a replicated parameter, one cut by rows, a fused one with fewer K, V heads than ranks, one without gradient
 
-FUSED = (Block(8, 2), Block(2, 2), Block(2, 2))  # 4 heads of Q, 1 of K, 1 of V, of 2 rows each
+FUSED = (Block(8, 2), Block(2, 2), Block(4, 2))  # 4 heads of Q, 1 of K, 2 of V, of 2 rows each
 
 
 def whole_gradients():
-    return {"replicated": random((5,), "r"), "rows": random((8, 3), "c"), "fused": random((12, 3), "f")}
+    return {"replicated": random((5,), "r"), "rows": random((8, 3), "c"), "fused": random((14, 3), "f")}
 
 
 def own_parameters(rank, p):
     whole = whole_gradients()
-    q, k, v = whole["fused"].split([8, 2, 2])
+    q, k, v = whole["fused"].split([8, 2, 4])
     gradients = {
         "replicated": whole["replicated"],
         "rows": cut(whole["rows"], 0, rank, p),
-        "fused": torch.cat([cut(q, 0, rank, p), k, v]),
+        "fused": torch.cat([cut(q, 0, rank, p), k, cut(v, 0, rank * 2 // p, 2)]),
     }
     shardings = {"replicated": None, "rows": Sharding(0), "fused": Sharding(0, blocks=FUSED)}
     parameters = []
@@ -78,7 +78,7 @@ def test_what_a_rank_counts_of_heads_that_several_hold():
     parameter.tensor_parallel = Sharding(0, blocks=FUSED)
     for rank in range(4):
         here = torch.as_tensor(counted(parameter, parameter.shape, rank, 4))
-        assert here.expand(6, 3)[:, 0].tolist() == [True, True] + [rank == 0] * 4
+        assert here.expand(6, 3)[:, 0].tolist() == [True] * 2 + [rank == 0] * 2 + [rank in (0, 2)] * 2
     parameter.tensor_parallel = Sharding(1)
     assert all(counted(parameter, parameter.shape, rank, 4) for rank in range(4))
     del parameter.tensor_parallel

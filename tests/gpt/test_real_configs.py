@@ -4,6 +4,7 @@ A field that changes nothing at its value isn't an error, while one that would c
 """
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,21 @@ def test_the_sizes_are_those_of_transformers_and_a_small_model_of_this_configura
     ours = ParallelGPT(config_of_folder(tmp_path))
     load_folder(ours, tmp_path)
     assert torch.allclose(ours.eval()(IDS, gather=True), model(IDS).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "mistral"])
+def test_a_field_that_is_missing_has_the_default_of_transformers(kind):
+    from transformers import AutoConfig
+
+    heads = 32  # of which Qwen2 has as many K, V heads by default
+    sizes = {"num_hidden_layers": 2, "hidden_size": 4 * heads, "num_attention_heads": heads, "vocab_size": 50}
+    sizes |= {"max_position_embeddings": 8192, "intermediate_size": 20}
+    if kind == "gpt2":
+        sizes = {"n_layer": 2, "n_embd": 24, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    ours = gpt_config({"model_type": kind, **sizes})
+    theirs = gpt_config(AutoConfig.for_model(kind, **sizes).to_dict())
+    assert ours.kv_heads == theirs.kv_heads
+    assert replace(ours, num_kv_heads=theirs.num_kv_heads) == theirs
 
 
 REFUSED = {

@@ -46,10 +46,12 @@ def receive(rank: int, sender: int) -> Entry:
 TWO, ALL = dict.fromkeys((0, 1), all_reduce(1)), dict.fromkeys(WORLD, all_reduce(1))
 PAIR, CIRCLE = {0: receive(0, 1), 1: receive(1, 0)}, {rank: receive(rank, (rank + 1) % 3) for rank in WORLD}
 SAYS = "rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 are waiting in it."
+SEND, SENDS = {0: message("send", 0, 1)}, "rank 1 never receives from rank 0 (message #1); rank 0 is waiting in send to"
 # fmt: off
 WAITING = {  # what ranks wait in or have passed, which have returned, which can never go on, and how it is explained
     "for a rank that computes":              (TWO,                                {},    [],  [],        ""),
     "for a rank that has returned":          (TWO,                                {},    [2], [0, 1],    SAYS),
+    "for a receive, of one that returned":   (SEND,                               {},    [1], [0],     SENDS),
     "in a collective that all have joined":  (ALL,                                {},    [],  [],        ""),
     "for ranks that went past and returned": ({0: ALL[0]},          {1: ALL[1], 2: ALL[2]}, [1, 2], [], ""),
     "in a chain up to one that computes":    ({0: receive(0, 1), 1: receive(1, 2)}, {},  [],  [],        ""),

@@ -68,7 +68,8 @@ def receive_from_any_after_the_last_message(rank: int) -> None:
 
 
 def another_tag(rank: int) -> None:
-    dist.recv(ones(2), 0, tag=2) if rank else dist.send(ones(2), 1, tag=1)
+    for tag in (0, 1 + rank):
+        dist.recv(ones(2), 0, tag=tag) if rank else dist.send(ones(2), 1, tag=tag)
 
 
 def many_groups(rank: int) -> None:

@@ -207,16 +207,17 @@ def test_a_rank_sees_the_parents_environment_folder_and_import_path(
     folder.mkdir()
     (modules / "only_here.py").write_text("answer = 42\n")
     monkeypatch.setenv("TPLAB_TEST_VARIABLE", "set later")
+    monkeypatch.delenv("MPLBACKEND")  # which tests/conftest.py has set before the server started
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(modules)
 
-    def look() -> list[str]:
+    def look() -> list[object]:
         import only_here
 
-        variables = ("TPLAB_TEST_VARIABLE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        return [os.getcwd(), only_here.answer, *(os.environ[name] for name in variables)]
+        variables = ("TPLAB_TEST_VARIABLE", "MPLBACKEND", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return [os.getcwd(), only_here.answer, *(os.environ.get(name) for name in variables)]
 
-    expected = [[str(folder), 42, "set later", rank, rank, "2", "2"] for rank in "01"]
+    expected = [[str(folder), 42, "set later", None, rank, rank, "2", "2"] for rank in "01"]
     assert tplab.launch(look, 2) == expected
 
 

@@ -179,6 +179,8 @@ IN_FLOAT32 = Traffic(call._replace(dtype="float32") for call in MESSAGES)
         (calls(), calls("all_reduce"), "no traffic", f"expected {ONE}; saw no collective"),
         (calls("all_reduce", "all_reduce"), calls(), "traffic", "saw 2 all_reduces of 96 elements (float64)"),
         (calls("all_reduce", waited=False), calls("all_reduce"), "never waited", ""),
+        (Traffic([*calls("all_reduce"), *calls("all_reduce", waited=False)]), calls("all_reduce", "all_reduce"),
+         "never waited", f"saw {ONE}, started but never waited for, {ONE}"),
         (None, calls(), "missing", ""),
         (
             calls("all_reduce", group=(0, 1, 2, 3)), calls("all_reduce", group=(0, 2)), "traffic",

@@ -203,6 +203,14 @@ def sends_what_has_not_arrived(other: int) -> None:
     first.wait()
 
 
+def receives_into_what_is_sent(other: int) -> None:
+    x = torch.empty(6)
+    first = dist.isend(x, other)  # here
+    second = dist.irecv(x, other)
+    second.wait()
+    first.wait()
+
+
 def sends_and(touches: Callable[[torch.Tensor], Any], other: int) -> None:
     x, y = torch.ones(6), torch.empty(6)
     work = dist.isend(x, other)  # here
@@ -235,7 +243,8 @@ WRONG = {
     divides_too_early: ("all_reduce", "4 of 6"),
     writes_where_it_receives: ("recv", "4 of 6"),
     reuses_its_buffer: ("send", "6 of 6"),
-    drops_the_request: ("send", "dropped"),  # this one and the next two leave halves of messages behind
+    receives_into_what_is_sent: ("send", "same memory"),  # this one and the next three leave halves of messages behind
+    drops_the_request: ("send", "dropped"),
     receives_twice_into_one_buffer: ("recv", "same memory"),
     sends_what_has_not_arrived: ("recv", "same memory"),
 }

@@ -166,15 +166,22 @@ def module_text(course: Course) -> str:
     return (course.folder / library.PACKAGE / "chapter_90.py").read_text()
 
 
-def test_a_module_edited_by_hand_is_kept_before_it_is_written_again(tiny_course, capsys):
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_module_edited_by_hand_is_kept_before_it_is_written_again(lost, tiny_course):
     add(tiny_course, write_answers(tiny_course, "return x + x"), "90.1")
     path = tiny_course.folder / library.PACKAGE / "chapter_90.py"
     path.write_text(path.read_text() + "\nmine = 1\n")
     assert [module.edited for module in library.modules(tiny_course)] == [True]
+    if lost:
+        (tiny_course.memory / library.HASHES).unlink()
     add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1")
     assert "mine = 1" not in path.read_text()
-    assert any("mine = 1" in copy.read_text() for copy in (tiny_course.folder / "kept").iterdir())
     assert [module.edited for module in library.modules(tiny_course)] == [False]
+    (tiny_course.memory / library.HASHES).unlink()
+    add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1")
+    assert [module.edited for module in library.modules(tiny_course)] == [False]
+    (copy,) = (tiny_course.folder / "kept").iterdir()
+    assert "mine = 1" in copy.read_text()
     path.unlink()
     assert cli.main(["mine", "--root", str(tiny_course.folder)]) == 0
     assert "return 2 * x" in path.read_text()
@@ -187,6 +194,10 @@ def test_a_damaged_store_counts_as_empty_and_the_next_pass_restores_it(tiny_cour
         (tiny_course.memory / library.STORE).write_bytes(content)
         assert library.load(tiny_course) == {}
         assert add(tiny_course, learner, "90.1") == ["90.1"]
+    (tiny_course.memory / library.STORE).unlink()
+    add(tiny_course, write_answers(tiny_course, "return x + x", "return 2 * x"), "90.2")
+    assert "x + x" not in module_text(tiny_course)
+    assert any("x + x" in copy.read_text() for copy in (tiny_course.folder / "kept").iterdir())
 
 
 def test_only_what_passes_tplab_check_comes_in_and_mine_shows_it(tmp_path, monkeypatch, capsys):

@@ -28,6 +28,7 @@ from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.numbering import chapter_of
 
 STORE = "library.json"
+HASHES = "library_files.json"
 SCRIPT = "train.py"
 
 
@@ -103,6 +104,8 @@ def add(course: Course, passages: dict[str, Passage], how: str = "tplab check") 
     changed = []
     with locked(course.memory / "library.lock"):
         written = load(course)
+        if not written:  # the package may have the only copy of answers, so its files count as edited by hand
+            (course.memory / HASHES).unlink(missing_ok=True)
         before = dict(written)
         for number, passage in passages.items():
             if number not in written or written[number].passage != passage:
@@ -136,13 +139,13 @@ def write(course: Course, written: dict[str, Written]) -> None:
         path, data = folder / name, text.encode()
         path.parent.mkdir(exist_ok=True)
         there = path.read_bytes() if path.exists() else None
-        if there == data:
+        if there == data and _hash(data) == ours.get(name):
             continue
-        if there is not None and _hash(there) != ours.get(name):
+        if there not in (None, data) and _hash(there) != ours.get(name):
             keep(path, there, course.folder)
         replace(path, data)
         ours[name] = _hash(data)
-        replace(course.memory / "library_files.json", json.dumps(ours).encode())
+        replace(course.memory / HASHES, json.dumps(ours).encode())
     script = course.folder / SCRIPT
     if not script.exists() and is_enough_to_train(course, passages):
         replace(script, (TEMPLATES / SCRIPT).read_bytes())
@@ -195,7 +198,7 @@ def restore(course: Course) -> None:
 def _hashes(course: Course) -> dict[str, str]:
     """Return the hash that each file of the package had when it was last written."""
     try:
-        stored = json.loads((course.memory / "library_files.json").read_text())
+        stored = json.loads((course.memory / HASHES).read_text())
     except (OSError, ValueError, RecursionError):
         return {}
     return stored if isinstance(stored, dict) else {}
