@@ -299,7 +299,8 @@ def columns_of_y(x, a):
     return as_shipped(y)
 
 
-viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "correct": X @ A})
+as_it_was = launch(columns_of_y, 2, args=(X, A))[0]
+viz.matrices({"as shipped": as_it_was, "correct": X @ A}, compare={"as shipped": "correct"})
 
 # %% [markdown]
 # There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531).

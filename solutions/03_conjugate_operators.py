@@ -21,11 +21,7 @@ from tplab.tensor import operators, shard, unshard
 #
 # Both ranks have the same input $x$, and rank $r$ multiplies it by its own weight $a_r$. Then the two results are added, and both ranks compute the loss from the sum.
 #
-# ```
-# rank 0   ┌── z₀ = a₀·x ──┐
-#   x ─────┤               ├── z = z₀ + z₁ ── L = z²/2
-# rank 1   └── z₁ = a₁·x ──┘
-# ```
+# ![The smallest network that goes wrong. Both ranks start with the same x. Rank 0 computes a₀ · x, and rank 1 computes a₁ · x. An all-reduce adds the two terms to z, and both ranks compute the loss z²/2.](pictures/network.svg)
 #
 # Let $x = 2$ and $a = (3, -5)$. In the forward pass, rank 0 computes $z_0 = 6$, and rank 1 computes $z_1 = -10$. An all-reduce adds these two terms, so both ranks get $z = -4$ and compute the same loss $L = 8$.
 #
@@ -402,7 +398,11 @@ def numbers_on_ranks(block, x, w, a):
 
 x, w, a = torch.tensor(1.0), torch.tensor(2.0), torch.tensor([3.0, -5.0])
 shipped = {f"rank {rank}": each for rank, each in enumerate(launch(numbers_on_ranks, 2, args=(as_shipped, x, w, a)))}
-viz.matrices(shipped | {"a single process": numbers_of(in_one_process, x, w, a)}, headings=["z", "dw", "dx"])
+viz.matrices(
+    shipped | {"a single process": numbers_of(in_one_process, x, w, a)},
+    headings=["z", "dw", "dx"],
+    compare=dict.fromkeys(shipped, "a single process"),
+)
 
 # %% [markdown]
 # The output $z$ is correct, and so is the loss. But the two ranks get different values of $dw$, so after one step, their copies of $w$ differ. And both ranks get the same wrong value of $dx$. Only one line is to blame for both symptoms.

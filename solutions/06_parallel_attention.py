@@ -45,8 +45,11 @@ viz.matrices({f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(h
 predict("6.a", rank_0=1, rank_1=2, sum_for_second_key=1)
 
 # %%
-viz.matrices({f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumerate(halves)}
-             | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)})  # fmt: skip
+viz.matrices(
+    {f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumerate(halves)}
+    | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)},
+    compare={"sum": "correct"},
+)
 
 # %% [markdown]
 # The two ranks give nearly all the weight to different keys. As with GELU in chapter 02, you can't apply a softmax to each term of a sum and then add up the results. The ranks could all-reduce the scores before the softmax, but every head has a score for each pair of tokens. For a sequence of $s$ tokens, the scores have $s/d$ times as many elements as the layer's output. In GPT-3, that's 16 times as many.
@@ -419,7 +422,7 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
 
 # %% [markdown]
-# You see only one curve, because the two curves lie exactly on top of each other.
+# The two curves lie on top of each other, and the chart below them shows by how little they differ.
 #
 # ## Fewer keys than ranks
 #

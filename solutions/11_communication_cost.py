@@ -339,9 +339,10 @@ viz.table(rows)
 # %%
 from tplab.course.exercises.ch11 import published
 
-viz.against({row.name: (100.0, 100 * row.predicted(MACHINES["A100 DGX"]) / row.published)
-             for row in published.published_rows()},
-            unit="% of the published speed", title="28 published speeds on A100s, and the model")  # fmt: skip
+viz.against(
+    {row.name: row.predicted(MACHINES["A100 DGX"]) / row.published for row in published.published_rows()},
+    title="28 published speeds on A100s, and the model",
+)
 
 # %% [markdown]
 # All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts. But if two layouts differ by less than 10 %, you should measure both of them.

@@ -380,7 +380,7 @@ def best_order(sizes, sent, gpus_per_node):
 check("14.3", bytes_per_axis, best_order)
 
 # %% [markdown]
-# Let's see how your function seats the ranks of four training runs. Each frame is a machine, and ranks with the same color and letter belong to the same group.
+# Let's see how your function seats the ranks of four training runs. Each frame is a machine. Along each axis, ranks with the same letter form a group, and the groups of the rank you choose are in color.
 
 # %%
 RUNS = {  # name: config, sizes, tokens
@@ -398,14 +398,14 @@ def seated(name):
 
 
 # %% tags=["explore"]
-def show_seats(run):
+def show_seats(run, rank):
     sizes, _, order = seated(run)
     ranks = torch.arange(math.prod(sizes.values())).reshape([sizes[axis] for axis in reversed(order)])
     groups = {axis: ranks.movedim(2 - place, -1).flatten(0, 1).tolist() for place, axis in enumerate(order)}
-    return viz.mesh(groups, title=f"{run}: {', '.join(order)}, innermost first")
+    return viz.mesh(groups, rank=rank, title=f"{run}: {', '.join(order)}, innermost first")
 
 
-viz.explore(show_seats, run=list(RUNS), start={"run": "Llama 3 8B"})
+viz.explore(show_seats, run=list(RUNS), rank=range(16), start={"run": "Llama 3 8B", "rank": 5})
 
 # %%
 rows = []
@@ -595,7 +595,7 @@ viz.curves(
 )
 
 # %% [markdown]
-# You can see only one curve, because all the losses agree. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
+# All the losses agree, and the lower chart shows by how little they differ. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
 #
 # ## Break it: change the order of the axes
 #

@@ -10,7 +10,7 @@ from pictures.moving.animation import FOLDER
 from tests import ROOT
 
 MOVING = sorted(FOLDER.glob("*.svg"))
-STILLS = {"poster"}  # nothing moves in them
+STILLS = {"network", "poster"}  # nothing moves in them
 SHOWN = re.compile(r"!\[[^\]]+\]\((pictures/[\w/]+\.(?:svg|png))\)")
 
 

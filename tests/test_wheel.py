@@ -8,6 +8,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from tests import ROOT
@@ -15,6 +16,15 @@ from tests import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
 CHAPTER = "02_splitting_matrices"
+RUN = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+nbformat.write(notebook, sys.argv[1])
+"""
 
 
 class Environment:
@@ -32,6 +42,7 @@ class Environment:
 
     def run(self, program: str, *arguments: str, folder: str = ".") -> subprocess.CompletedProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TPLAB"))}
+        environment["PATH"] = f"{self.bin}{os.pathsep}{environment['PATH']}"
         return subprocess.run(
             [str(self.bin / program), *arguments],
             cwd=self.folder / folder,
@@ -92,3 +103,25 @@ def test_start_check_hint_solution_update_and_lab_work_without_the_repository(in
     done = installed.run("tplab", "lab", "--version")  # JupyterLab prints its version and ends
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1][0].isdigit()
+
+
+def test_the_hosted_start_page_runs_where_only_the_wheel_is_installed(installed):
+    """The wheel is there already, so the cell that would download it only imports it."""
+    started = str(ROOT / "chapters" / "start.ipynb")
+    made = installed.run("python", "-m", "tplab.course.notebooks.hosted", started, "https://a.b/c.whl", "https://d.e")
+    notebook = nbformat.reads(made.stdout, as_version=4)
+    install = next(cell for cell in notebook.cells if cell.id == "install")
+    assert install.source == '%pip install --quiet "tplab @ https://a.b/c.whl"'
+    install.source = "import tplab"
+    solution = nbformat.read(ROOT / "solutions" / "start.ipynb", as_version=4)
+    answers = {cell.id: cell.source for cell in solution.cells if cell.id.startswith(("exercise", "predict"))}
+    for cell in notebook.cells:
+        cell.source = answers.get(cell.id, cell.source)
+    page = installed.folder / "hosted.ipynb"
+    nbformat.write(notebook, page)
+    done = installed.run("python", "-c", RUN, str(page))
+    assert done.returncode == 0, done.stderr
+    outputs = {cell.id: str(cell.get("outputs")) for cell in nbformat.read(page, as_version=4).cells}
+    assert "Exercise S.1 passed" in outputs["check-S-1"]
+    assert "Exercise S.2 passed" in outputs["check-S-2"]
+    assert "gloo" in outputs["devices"] or "nccl" in outputs["devices"]

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from pictures.moving import attention, fg, layers, loss, mesh, one_step, parcels, pause, poster, ring, tapes
+from pictures.moving import attention, fg, layers, loss, mesh, network, one_step, parcels, pause, poster, ring, tapes
 from pictures.moving.animation import Movie
 
 MOVIES: dict[str, Callable[[], Movie]] = {
@@ -14,6 +14,7 @@ MOVIES: dict[str, Callable[[], Movie]] = {
     "layers": layers.movie,
     "loss": loss.movie,
     "mesh": mesh.movie,
+    "network": network.movie,
     "one_step": one_step.movie,
     "parcels": parcels.movie,
     "pause": pause.movie,

@@ -73,6 +73,7 @@ REFUSED = [
     (lambda: viz.time_bars({"too many": NINE_PARTS}),                   "1 to 8 different parts"),
     (lambda: viz.clock(mlp_backward(["dX", "dZ"]), kept="dY"),          "'dX' on rank 0 can't start without 'dZ'"),
     (lambda: mlp_backward(["dY"]),                                      "'dY' is none of the steps"),
+    (lambda: viz.mesh({"tp": [[0, 1]]}, rank=2),                       "ranks 0 to 1, and rank 2"),
     (lambda: viz.mesh({}),                                              "at least one axis"),
     (lambda: viz.mesh({"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1]]}),   "dp don't hold each of the ranks 0 to 3 once"),
 ]

@@ -11,7 +11,7 @@ from tests.viz.pictures import fills, texts
 from tplab import viz
 from tplab.runtime import Collective, Record
 from tplab.viz import controls
-from tplab.viz.colors import rank_color, rank_fill, rank_hatch
+from tplab.viz.colors import RED, rank_color, rank_fill, rank_hatch, tint
 
 X, A = torch.arange(8.0).reshape(2, 4), torch.arange(32.0).reshape(4, 8)
 
@@ -74,10 +74,12 @@ def test_a_split_and_products_name_ranks_shapes_parts_and_terms() -> None:
     assert {"X₀", "X₁", "X₀ A₀", "X₁ A₁", "+", "[2, 8] each", "rank 0", "rank 1", "the sum"} <= set(row)
 
 
-def test_traffic_shows_calls_and_bytes_of_every_rank() -> None:
+def test_traffic_has_a_bar_per_kind_of_collective_or_one_per_rank_where_the_ranks_differ() -> None:
     picture = viz.traffic(RESULTS)
-    assert texts(picture) == ["1 call, 2.05 kB", "1 call, 2.05 kB", "1 call, 0 B"]
-    assert [patch.get_width() for patch in picture.axes[0].patches] == [2048, 2048, 0]
+    assert texts(picture) == ["1 call, 2.05 kB", "1 call, 0 B"]
+    assert [patch.get_width() for patch in picture.axes[0].patches] == [2048, 0]
+    uneven = viz.traffic(Record([collective(0, "all_reduce", 2048), collective(1, "all_reduce", 1024)]))
+    assert [patch.get_width() for patch in uneven.axes[0].patches] == [2048, 1024]
     assert "nothing was sent" in texts(viz.traffic(Record()))[0]
     to_scale = viz.traffic(RESULTS, scale=4096)
     assert to_scale.axes[0].get_xlim()[1] == pytest.approx(2 * picture.axes[0].get_xlim()[1])
@@ -92,11 +94,31 @@ def test_the_timeline_has_a_lane_per_rank_and_a_box_per_collective() -> None:
     assert [round(patch.get_width()) for patch in viz.timeline(unfinished).axes[0].patches] == [2500, 2000]
 
 
-def test_curves_that_coincide_stay_visible() -> None:
-    lines = viz.curves({name: torch.tensor([3.0, 2.0]) for name in ("one process", "p = 2", "p = 4")}).axes[0].lines
-    assert [list(line.get_ydata()) for line in lines] == [[3.0, 2.0]] * 3
-    widths = [line.get_linewidth() for line in lines]
-    assert widths == sorted(set(widths), reverse=True)
+def test_below_curves_that_coincide_stand_their_differences_from_the_first() -> None:
+    plain = torch.linspace(4.0, 2.0, 5)
+    shift = torch.tensor([0.0, 1e-3, -2e-3, 0.0, 4e-3])
+    picture = viz.curves({"one process": plain, "p = 2": plain + shift, "p = 4": plain[:3]})
+    above, below = picture.axes
+    assert [list(line.get_ydata()) for line in above.lines] == [
+        plain.tolist(),
+        (plain + shift).tolist(),
+        plain[:3].tolist(),
+    ]
+    _, two, four = below.lines
+    assert list(two.get_ydata()) == pytest.approx(shift.tolist(), abs=1e-6)
+    assert list(four.get_ydata()) == [0.0] * 3
+    assert "0.004" in picture.description
+    assert len(viz.curves({"one": plain, "two": plain + 0.1}).axes) == 1, "the eye sees this difference"
+    assert len(viz.curves({"one": plain}).axes) == 1
+
+
+def test_values_that_differ_from_the_correct_ones_are_red() -> None:
+    shown = {"yours": [[1.0, 2.0], [3.0, 4.0]], "correct": [[1.0, 3.0], [2.0, 4.0]], "rank 0": [[0.0, 0.0]]}
+    assert fills(viz.matrices(shown)).count(tint(RED, 0.45)) == 0
+    picture = viz.matrices(shown, compare={"yours": "correct"})
+    assert fills(picture).count(tint(RED, 0.45)) == 2
+    assert "wrong at [0, 1]; [1, 0]" in picture.description
+    assert "all correct" in viz.matrices(shown, compare={"correct": "correct"}).description
 
 
 def test_outside_a_notebook_controls_give_the_picture_where_they_are_told_to_start() -> None:

@@ -11,6 +11,7 @@ from tplab.pipeline.schedule_order import simulate
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from tplab.trace.rank_trace import RankTrace, Span
 from tplab.viz.colors import RED, tint
+from tplab.viz.overlap import merged
 
 WAITING = ["dZ", "dB", "dX", "start", "wait", "dA"]
 HIDDEN = ["dZ", "dX", "start", "dB", "dA", "wait"]
@@ -19,7 +20,7 @@ ROWS = {
     "p = 2": {"compute": 4e-3, "communicate": 1e-3},
     "p = 8": {"compute": 1e-3, "communicate": 2e-3},
 }
-PAIRS = {"1 GPU": (30.0, 33.0), "8 GPUs": (24.0, 22.8), "64 GPUs": (20.0, 20.0)}
+RATIOS = {"1 GPU": 1.1, "8 GPUs": 0.95, "64 GPUs": 1.0}
 SAVED = {"plain": {"attention": 3000, "MLP": 5000}, "recomputed": {"input": 1000}}
 SCHEDULES = {
     "1F1B": one_f_one_b(4, 8),
@@ -56,7 +57,7 @@ PICTURES = {
     "a message that takes four times as long": lambda: clock(HIDDEN, message=32)[-1],
     "one operation": lambda: clock(WAITING)[0],
     "bars": lambda: viz.time_bars(ROWS, title="t"),
-    "pairs": lambda: viz.against(PAIRS, title="t"),
+    "predictions": lambda: viz.against(RATIOS, title="t"),
     "saved activations": lambda: viz.saved_activations(SAVED),
     "two runs of a layer": lambda: viz.overlap(RUNS, title="a column-parallel layer"),
     **{name: lambda made=made: viz.schedule(simulate(made), title="t") for name, made in SCHEDULES.items()},
@@ -94,11 +95,26 @@ def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_sum_or_the_n
     assert labels == ["microseconds", "milliseconds", "seconds"]
 
 
-def test_pairs_are_drawn_where_they_are_and_say_how_far_the_second_is_off():
-    picture = viz.against(PAIRS, unit="teraFLOP/s")
-    lines = {line.get_label(): list(line.get_xdata()) for line in picture.axes[0].lines if line.get_marker() == "o"}
-    assert lines == {"published": [30, 24, 20], "the model": [33, 22.8, 20]}
+def test_predictions_are_drawn_where_they_are_and_say_how_far_they_are_off():
+    picture = viz.against(RATIOS)
+    (discs,) = [line for line in picture.axes[0].lines if line.get_marker() == "o"]
+    assert list(discs.get_xdata()) == pytest.approx([110, 95, 100])
     assert texts(picture) == ["+10%", "-5%", "+0%"]
+    left, right = picture.axes[0].get_xlim()
+    assert left < 95
+    assert right > 110
+
+
+def test_neighbors_in_a_lane_that_are_too_short_to_see_are_one_bar():
+    spans = [Span("compute", name, start, end) for name, start, end in (
+        ("mm", 0.0, 1.0), ("add", 1.0, 1.004), ("mul", 1.004, 1.008), ("t", 1.2, 1.201), ("mm", 1.201, 2.0),
+    )]  # fmt: skip
+    sends = [Span("communicate", "all_reduce", 1.005, 1.006)]
+    found = [(span.lane, span.name, span.start, span.end) for span in merged([*spans, *sends], small=0.01)]
+    assert found == [
+        ("communicate", "all_reduce", 1.005, 1.006), ("compute", "mm", 0.0, 1.0), ("compute", "", 1.0, 1.008),
+        ("compute", "t", 1.2, 1.201), ("compute", "mm", 1.201, 2.0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("runs", [RUNS, {"four": run(0, p=4)}])
@@ -130,11 +146,12 @@ def test_every_action_is_a_box_of_its_length_in_the_lane_of_its_rank(name):
     spans = simulate(SCHEDULES[name])
     picture = viz.schedule(spans)
     drawn = [patch for patch in picture.axes[0].patches if isinstance(patch, Rectangle)]
-    found = {(box.get_x(), box.get_width(), round(box.get_y() + box.get_height() - 0.4)) for box in drawn}
+    found = {(box.get_x(), box.get_width(), round(box.get_y() + box.get_height() / 2)) for box in drawn}
     assert found == {(s.start, s.end - s.start, rank) for rank, row in enumerate(spans) for s in row}
     numbers = sorted(str(span.action.micro_batch) for row in spans for span in row)
     assert sorted(texts(picture)) == (numbers if name != "many" else [])
-    assert len({box.get_height() for box in drawn}) == (3 if name == "many" else 1), "chunks differ in height"
+    lanes = {round(box.get_y() - round(box.get_y() + box.get_height() / 2), 9) for box in drawn}
+    assert len(lanes) == (3 if name == "many" else 1), "one lane per chunk"
 
 
 def test_a_run_is_drawn_as_it_was():

@@ -15,6 +15,7 @@ _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
 DASHES: Any = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)), (0, (8, 3)))
 MARKERS = ("o", "s", "^", "D")
+CURVES = ("#9A9A9A", "#6A3D9A", "#8C510A", "#222222", "#B79AD6")  # what others are compared with, then the others
 INK = "#222222"
 FAINT = "#6B6B6B"
 GOLD = "#D4A017"  # finished, or what the picture follows

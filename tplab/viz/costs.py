@@ -1,11 +1,12 @@
 """Where the time or the memory goes, by category, and a model's predictions compared with published values."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.patches import Patch
 
 from tplab.common import units
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rows, style
+from tplab.viz.colors import FAINT, INK, RED, WIDTH, Picture, chart, rows, style, tint
 
 # Shades of gray and hatches in order, so that no part looks like a rank
 _LOOKS = (
@@ -48,7 +49,9 @@ def _stacked(
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     if not names or len(names) > len(_LOOKS):
         raise ValueError(f"stacked bars have 1 to {len(_LOOKS)} different parts, got {names}")
-    looks = dict(zip(names, _LOOKS, strict=False))
+    looks: dict[str, tuple[Any, str]] = dict(zip(names, _LOOKS, strict=False))
+    if "waits" in looks:
+        looks["waits"] = (tint(RED, 0.6), "")  # as in `overlap`
     totals = {label: f"{sum(parts.values()) / factor:.3g} {unit}" for label, parts in bars.items()}
     caption = title or "; ".join(f"{label}: {total}" for label, total in totals.items())
     with style():
@@ -71,29 +74,25 @@ def _stacked(
     return picture
 
 
-def against(pairs: Mapping[str, tuple[float, float]], *, unit: str = "", title: str | None = None) -> Picture:
-    """Plot pairs such as {"8 GPUs": (77, 81)}, a published number and the model's, labeled with their difference."""
-    if not pairs:
+def against(ratios: Mapping[str, float], *, title: str | None = None) -> Picture:
+    """Plot a model's predictions as shares of the published values: {"8 GPUs": 1.05} is 5% more than published."""
+    if not ratios:
         raise ValueError("there are no figures to compare")
-    most = max(max(pair) for pair in pairs.values())
-    off = {label: second / first - 1 for label, (first, second) in pairs.items()}
+    widest = max(0.1, *(abs(ratio - 1) for ratio in ratios.values()))
+    each = ", ".join(f"{label} {ratio - 1:+.0%}" for label, ratio in ratios.items())
     with style():
-        caption = title or "the model against published: " + ", ".join(f"{k} {v:+.0%}" for k, v in off.items())
-        picture, axes = chart(WIDTH, 1.2 + 0.27 * len(pairs), caption, title)
-        for place, (label, (first, second)) in enumerate(pairs.items()):
-            axes.plot([first, second], [place, place], color=FAINT, linewidth=1.4, zorder=2)
-            axes.text(max(first, second) + 0.025 * most, place, f"{off[label]:+.0%}", va="center", fontsize=9)
-        places = range(len(pairs))
-        axes.plot([a for a, _ in pairs.values()], places, "o", color=INK, markersize=7, label="published", zorder=3)
-        axes.plot(
-            [b for _, b in pairs.values()], places, "o", color="white", markeredgecolor=INK, markersize=7,
-            markeredgewidth=1.5, label="the model", zorder=4,
-        )  # fmt: skip
-        rows(axes, list(pairs))
-        axes.set_xlim(0, most * 1.12)
-        axes.set_xlabel(unit)
+        caption = title or f"the model against published: {each}"
+        picture, axes = chart(WIDTH, 0.9 + 0.23 * len(ratios), caption, title)
+        axes.axvline(100, color=INK, linewidth=1.4)
+        for place, ratio in enumerate(ratios.values()):
+            axes.plot([100, 100 * ratio], [place, place], color=FAINT, linewidth=1.4, zorder=2)
+            side = "left" if ratio >= 1 else "right"
+            at = 100 * ratio + (1 if ratio >= 1 else -1) * 5 * widest
+            axes.text(at, place, f"{ratio - 1:+.0%}", ha=side, va="center", fontsize=9)
+        axes.plot([100 * r for r in ratios.values()], range(len(ratios)), "o", color=INK, markersize=6.5, zorder=3)
+        rows(axes, list(ratios))
+        axes.set_xlim(100 - 140 * widest, 100 + 140 * widest)
+        axes.set_xlabel("prediction in % of the published value")
         axes.grid(axis="x")
-        picture.legend(ncols=2, loc="outside lower right")
-    each = "; ".join(f"{label}: {first:,.4g} and {second:,.4g} {unit}" for label, (first, second) in pairs.items())
-    picture.description = f"Discs for published and rings for the model: {each.rstrip()}."
+    picture.description = f"One disc per prediction, and a line for the published values: {each}."
     return picture

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.viz.blocks import block, centered, shape_text, text_width
-from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, on_white, style
+from tplab.viz.blocks import block, centered, rectangle, shape_text, text_width
+from tplab.viz.colors import FAINT, RED, WIDTH, Picture, canvas, on_white, style, tint
 
 _MOST = 10  # the most rows and columns of a tensor that are shown; dots stand for the rest
 _CELL_HEIGHT = 0.27
@@ -27,6 +27,7 @@ class _Entry:
     rank: int | None
     cells: list[list[str]]
     headings: Sequence[str] = ()  # above the columns, if there are as many
+    correct: list[list[str]] | None = None  # what the cells should be; cells that differ are red
 
     @property
     def cell_width(self) -> float:
@@ -47,6 +48,7 @@ def matrices(
     tensors: Mapping[str, Any],
     *,
     headings: Sequence[str] = (),
+    compare: Mapping[str, str] | None = None,
 ) -> Picture:
     """Draw tensors of at most two dimensions with their values, side by side, in as many lines as needed.
 
@@ -54,8 +56,12 @@ def matrices(
 
     tensors:  by label; for a list of tensors, such as the results of all ranks, one matrix per rank is drawn
     headings: names for the columns, shown above every matrix with that many columns
+    compare:  {"yours": "correct"} draws the cells of "yours" red where they differ from those of "correct"
     """
     entries = _entries(tensors)
+    by_label = {entry.label: entry for entry in entries}
+    for one, correct in (compare or {}).items():
+        by_label[one].correct = by_label[correct].cells
     for entry in entries:
         if headings and entry.cells and len(entry.cells[0]) == len(headings):
             entry.headings = headings
@@ -73,7 +79,7 @@ def matrices(
                 _draw(axes, x, y, entry)
                 x += entry.width + _GAP
             y += max((entry.height for entry in line), default=0) + 0.2
-    each = "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}" for entry in entries)
+    each = "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}{_wrong_ones(entry)}" for entry in entries)
     picture.description = f"Matrices with their values: {each}."
     return picture
 
@@ -102,6 +108,17 @@ def _values(cells: Sequence[Sequence[str]]) -> str:
     return " has " + ("; ".join("the row " + ", ".join(row) for row in cells) or "no values")
 
 
+def _is_wrong(entry: _Entry, i: int, j: int) -> bool:
+    return entry.correct is not None and entry.cells[i][j] != entry.correct[i][j]
+
+
+def _wrong_ones(entry: _Entry) -> str:
+    if entry.correct is None:
+        return ""
+    places = [f"{i}, {j}" for i, row in enumerate(entry.cells) for j in range(len(row)) if _is_wrong(entry, i, j)]
+    return f" (wrong at [{']; ['.join(places)}])" if places else " (all correct)"
+
+
 def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
     axes.text(x, y + 0.1, entry.label, fontsize=9.5, fontweight="bold", va="center")
     axes.text(x, y + 0.28, entry.shape, fontsize=8.5, color=FAINT, va="center")
@@ -115,7 +132,10 @@ def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
     block(axes, x, top, columns * entry.cell_width, rows * _CELL_HEIGHT, entry.rank, (rows, columns))
     for i, row in enumerate(entry.cells):
         for j, text in enumerate(row):
-            at = x + (j + 0.5) * entry.cell_width, top + (i + 0.5) * _CELL_HEIGHT
+            left, upper = x + j * entry.cell_width, top + i * _CELL_HEIGHT
+            if _is_wrong(entry, i, j):
+                rectangle(axes, left, upper, entry.cell_width, _CELL_HEIGHT, tint(RED, 0.45), RED, 1.2)
+            at = left + entry.cell_width / 2, upper + _CELL_HEIGHT / 2
             centered(axes, *at, text, 9, va="center_baseline", bbox=on_white(0.55))
 
 

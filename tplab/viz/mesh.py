@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from tplab.viz.blocks import block, centered, label, rectangle
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
+from tplab.viz.blocks import centered, rectangle
+from tplab.viz.colors import FAINT, INK, NOBODY, WIDTH, Picture, canvas, rank_color, style, tint
 
 _NAMES = {"tp": "tensor parallel", "pp": "pipeline parallel", "dp": "data parallel"}
 _LEFT, _ROW = 1.5, 0.78  # where the ranks begin, height of an axis
@@ -13,17 +13,20 @@ _NODE = 8  # GPUs
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, title: str | None = None) -> Picture:
-    """Draw the groups of each axis. Ranks of a group have the same color and letter, and each node has a frame.
+def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, rank: int = 0, title: str | None = None) -> Picture:
+    """Draw the groups of each axis. Ranks with the same letter form a group, and each node has a frame.
 
     groups: for each axis, all its groups as lists of ranks, such as {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
+    rank:   the groups of this rank are in its color
     """
-    ranks = sorted({rank for group in next(iter(groups.values()), ()) for rank in group})
+    ranks = sorted({each for group in next(iter(groups.values()), ()) for each in group})
     if not ranks:
         raise ValueError("mesh needs at least one axis with one group to draw")
     for axis, its in groups.items():
-        if sorted(rank for group in its for rank in group) != ranks:
+        if sorted(each for group in its for each in group) != ranks:
             raise ValueError(f"the groups of {axis} don't hold each of the ranks 0 to {ranks[-1]} once: {list(its)}")
+    if rank not in ranks:
+        raise ValueError(f"the mesh has the ranks 0 to {ranks[-1]}, and rank {rank} isn't one of them")
     sizes = ", ".join(f"{axis} = {max(map(len, its))}" for axis, its in groups.items())
     width = min(0.62, (WIDTH - _LEFT - 0.15) / len(ranks))
     top = 0.62 if title else 0.3
@@ -35,24 +38,27 @@ def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, title: str | None = N
             axes.text(0.12, y + 0.16, f"{axis} = {max(map(len, its))}", fontsize=9.5, fontweight="bold", va="center")
             axes.text(0.12, y + 0.36, _NAMES.get(axis, axis), fontsize=8.5, va="center")
             for place, group in enumerate(sorted(its, key=list)):
-                for rank in group:
-                    _rank(axes, _LEFT + rank * width, y, width, rank, place, len(its))
+                letter = _LETTERS[place] if len(its) <= len(_LETTERS) else str(place)
+                color = rank_color(rank) if rank in group else None
+                for each in group:
+                    _rank(axes, _LEFT + each * width, y, width, each, letter, color, chosen=each == rank)
         _nodes(axes, len(ranks), width, top, top + _ROW * len(groups))
-    each = "; ".join(f"along {axis}, {', '.join(str(list(group)) for group in its)}" for axis, its in groups.items())
-    picture.description = f"Which ranks form a group: {each}."
+    each_axis = "; ".join(
+        f"along {axis}, {', '.join(str(list(group)) for group in its)}" for axis, its in groups.items()
+    )
+    picture.description = f"Which ranks form a group: {each_axis}. The groups of rank {rank} are in color."
     return picture
 
 
-def _rank(axes: Axes, x: float, y: float, width: float, rank: int, group: int, count: int) -> None:
+def _rank(
+    axes: Axes, x: float, y: float, width: float, rank: int, letter: str, color: str | None, *, chosen: bool
+) -> None:
     gap = 0.04 if width > 0.3 else 0.015
-    block(axes, x + gap, y, width - 2 * gap, 0.34, group)
+    fill = tint(color, 0.85 if chosen else 0.4) if color else NOBODY
+    rectangle(axes, x + gap, y, width - 2 * gap, 0.34, fill, color or FAINT, 2.2 if color else 0.8)
     size = 9.0 if width > 0.3 else 6.5
-    if width > 0.3:
-        label(axes, x + width / 2, y + 0.17, str(rank), size)
-    else:
-        centered(axes, x + width / 2, y + 0.17, str(rank), size)
-    letter = _LETTERS[group] if count <= len(_LETTERS) else str(group)
-    centered(axes, x + width / 2, y + 0.45, letter, size, color=FAINT)
+    centered(axes, x + width / 2, y + 0.17, str(rank), size, bold=color is not None)
+    centered(axes, x + width / 2, y + 0.45, letter, size, color=INK if color else FAINT)
 
 
 def _nodes(axes: Axes, count: int, width: float, top: float, bottom: float) -> None:

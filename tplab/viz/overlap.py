@@ -1,6 +1,7 @@
 """Computation and communication of each rank over time, with two lanes per rank, and all runs to the same scale."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
@@ -54,7 +55,7 @@ def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None
 def _lanes(axes: Axes, traces: Sequence[RankTrace], longest: float) -> None:
     begin = _begin(traces)
     for index, trace in enumerate(traces):
-        for span in trace.spans:
+        for span in merged(trace.spans, longest / 1e3 / 100):
             _bar(axes, 2 * index + LANES.index(span.lane), span, begin, rank_color(trace.rank), longest)
         for start, end in trace.waits:
             axes.barh(2 * index, (end - start) * 1e3, 0.84, left=(start - begin) * 1e3, color=tint(RED, 0.6))
@@ -65,6 +66,22 @@ def _lanes(axes: Axes, traces: Sequence[RankTrace], longest: float) -> None:
     axes.grid(axis="x")
 
 
+def merged(spans: Sequence[Span], small: float) -> list[Span]:
+    """Return the spans with each series of neighbors in a lane that are shorter than `small` seconds made into one."""
+    drawn: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.lane, span.start)):
+        last = drawn[-1] if drawn else None
+        if (
+            last
+            and last.lane == span.lane
+            and max(last.end - last.start if last.name else 0, span.end - span.start, span.start - last.end) < small
+        ):
+            drawn[-1] = replace(last, name="", end=max(last.end, span.end))
+        else:
+            drawn.append(span)
+    return drawn
+
+
 def _bar(axes: Axes, lane: int, span: Span, begin: float, color: str, longest: float) -> None:
     left, width = (span.start - begin) * 1e3, (span.end - span.start) * 1e3
     computes = span.lane == "compute"
@@ -72,7 +89,7 @@ def _bar(axes: Axes, lane: int, span: Span, begin: float, color: str, longest: f
         lane, width, 0.84, left=left, linewidth=0.7, color=tint(color, 0.6) if computes else "white",
         edgecolor=color if computes else INK, hatch="" if computes else "////",
     )  # fmt: skip
-    if width / longest * _ROOM > text_width(span.name, 7.5) + 0.1:
+    if span.name and width / longest * _ROOM > text_width(span.name, 7.5) + 0.1:
         box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
         centered(axes, left + width / 2, lane, span.name, 7.5, bbox=box)
 

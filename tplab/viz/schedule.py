@@ -23,8 +23,8 @@ _ENOUGH = 0.11  # inches that a number needs
 def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:
     """Draw the result of `tplab.pipeline.simulate`. Each action is a box as long as its duration.
 
-    The boxes contain micro-batch numbers. F is light, B and I are dark, W is light and hatched. Chunks with higher
-    numbers have flatter boxes.
+    The boxes contain micro-batch numbers. F is light, B and I are dark, W is light and hatched. A rank with several
+    chunks of the model has a lane for each chunk, the first one on top.
     """
     if not any(spans):
         raise ValueError("there are no actions to draw")
@@ -34,13 +34,13 @@ def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Pi
     p = len(spans)
     with style():
         caption = title or f"schedule of {p} ranks, {len(every)} actions, {end - begin:g} units of time"
-        picture, axes = chart(WIDTH, 1.3 + 0.42 * p, caption, title)
+        picture, axes = chart(WIDTH, 1.3 + (0.42 + 0.16 * (chunks - 1)) * p, caption, title)
         unit = (WIDTH - 1.0) / (end - begin)  # inches
         for rank, row in enumerate(spans):
             for span in row:
                 _box(axes, rank, span, chunks, unit)
         rows(axes, [f"rank {rank}" for rank in range(p)])
-        axes.set_xlim(begin, end)
+        axes.set_xlim(begin, end + 0.01 * (end - begin))  # the last box has an edge
         axes.set_xlabel("time")
         axes.spines["left"].set_visible(False)
         kinds = [kind for kind in _NAMES if any(span.action.kind == kind for span in every)]
@@ -56,8 +56,8 @@ def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Pi
 
 def _box(axes: Axes, rank: int, span: Span, chunks: int, unit: float) -> None:
     action = span.action
-    height = 0.8 * (1 - 0.5 * action.chunk / chunks)
-    y, width = rank + 0.4 - height, span.end - span.start
+    height = 0.8 / chunks
+    y, width = rank - 0.4 + height * action.chunk, span.end - span.start
     color = tint(rank_color(rank), _STRENGTH[action.kind])
     rectangle(axes, span.start, y, width, height, color, INK, 0.7, hatch=_HATCH[action.kind])
     if width * unit >= _ENOUGH * (1 if action.micro_batch < 10 else 1.5):

@@ -1,24 +1,26 @@
-"""The traffic of every rank, in calls and bytes, by kind of collective."""
+"""What the ranks communicate, in calls and bytes, by kind of collective."""
 
 from typing import Any
 
 from tplab.common import units
 from tplab.runtime import Record
-from tplab.viz.colors import FAINT, WIDTH, Picture, chart, rank_color, rank_hatch, style, tint
+from tplab.runtime.records import Total
+from tplab.viz.colors import FAINT, INK, NOBODY, WIDTH, Picture, chart, rank_color, rank_hatch, style, tint
 
 
 def traffic(record_or_results: Any, *, title: str | None = None, scale: int | None = None) -> Picture:
-    """Draw one bar of bytes per rank and kind of collective, labeled with the number of calls and bytes.
+    """Draw one bar of bytes per kind of collective, labeled with the number of calls and bytes.
+
+    If the ranks differ in a kind of collective, each of them has a bar in its own color.
 
     Accepts the result of `launch`, or a record. Bytes are message sizes, counted the way nccl-tests counts them.
 
     scale: bytes of the longest bar that fits, for drawing pictures to the same scale (None: the longest bar here)
     """
     record: Record = getattr(record_or_results, "record", record_or_results)
-    ranks = record.ranks
     kinds = list(dict.fromkeys(collective.kind for collective in record))
-    bars = [(kind, rank, total) for kind in kinds for rank in ranks if (total := record.totals(rank).get(kind))]
-    each = "; ".join(f"{k} on rank {r}, {t.calls} calls, {units.size(t.bytes)}" for k, r, t in bars)
+    bars = [bar for kind in kinds for bar in _bars(record, kind)]
+    each = "; ".join(f"{k} on {_whose(r)}, {t.calls} calls, {units.size(t.bytes)}" for k, r, t in bars)
     caption = title or f"traffic: {each or 'none'}"
     with style():
         height = 0.75 + 0.27 * len(bars) + 0.18 * max(0, len(kinds) - 1)
@@ -33,14 +35,13 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
         for index, (kind, rank, total) in enumerate(bars):
             if index and bars[index - 1][0] != kind:
                 y += 0.6
-            color = rank_color(rank)
-            axes.barh(
-                y, total.bytes, 0.74, color=tint(color, 0.55), edgecolor=color, hatch=rank_hatch(rank), linewidth=1
-            )
+            color = INK if rank is None else rank_color(rank)
+            fill = NOBODY if rank is None else tint(color, 0.55)
+            axes.barh(y, total.bytes, 0.74, color=fill, edgecolor=color, hatch=rank_hatch(rank), linewidth=1)
             text = f"{total.calls} {'call' if total.calls == 1 else 'calls'}, {units.size(total.bytes)}"
             axes.text(total.bytes + 0.012 * most, y, text, va="center", fontsize=9)
             places.append(y)
-            names.append(f"{kind}  rank {rank}" if not index or bars[index - 1][0] != kind else f"rank {rank}")
+            names.append(f"{kind}, {_whose(rank)}" if not index or bars[index - 1][0] != kind else _whose(rank))
             y += 1
         axes.set_yticks(places, names)
         axes.set_ylim(y - 0.4, -0.6)
@@ -49,5 +50,18 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
         axes.spines["bottom"].set_visible(False)
         axes.spines["left"].set_color(FAINT)
         axes.set_xticks([])
-    picture.description = f"Bars for the bytes of each rank: {each}."
+    picture.description = f"Bars of bytes: {each}."
     return picture
+
+
+def _bars(record: Record, kind: str) -> list[tuple[str, int | None, Total]]:
+    """Return (kind, rank, totals) for each rank that calls this kind, or (kind, None, totals) if all have the same."""
+    totals = {rank: total for rank in record.ranks if (total := record.totals(rank).get(kind))}
+    first, *others = totals.values()
+    if len(totals) == len(record.ranks) and all(total == first for total in others):
+        return [(kind, None, first)]
+    return [(kind, rank, total) for rank, total in totals.items()]
+
+
+def _whose(rank: int | None) -> str:
+    return "each rank" if rank is None else f"rank {rank}"

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from tplab.viz.colors import DASHES, FAINT, INK, MARKERS, WIDTH, Picture, chart, rank_color, style, tint
+from tplab.viz.colors import CURVES, DASHES, FAINT, INK, MARKERS, WIDTH, Picture, chart, style
 
 Points = Sequence[tuple[int, float]]
 
@@ -29,7 +29,7 @@ def training(
         picture.caption = newest + (f", {speeds[-1][1]:,.0f} tokens/s" if speeds else "")
         widths = [1.5, 1] if speeds else [1]
         places = picture.subplots(1, len(widths), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
-        _over_steps(places[0], losses, ylabel, 0, from_zero)
+        _over_steps(places[0], losses, ylabel, from_zero)
         if evaluations:
             places[0].plot(
                 *zip(*evaluations, strict=True), "o", color="white", markeredgecolor=INK, markeredgewidth=1.4,
@@ -38,13 +38,13 @@ def training(
             places[0].lines[0].set_label("training text")
             places[0].legend()
         if speeds:
-            _over_steps(places[1], speeds, "tokens/s", 2, from_zero=True)
+            _over_steps(places[1], speeds, "tokens/s", from_zero=True)
     picture.description = f"{ylabel} over the steps, from {losses[0][1]:,.4g} to {newest}."
     return picture
 
 
-def _over_steps(axes: Axes, points: Points, ylabel: str, color: int, from_zero: bool) -> None:
-    axes.plot(*zip(*points, strict=True), color=rank_color(color), linewidth=1.4)
+def _over_steps(axes: Axes, points: Points, ylabel: str, from_zero: bool) -> None:
+    axes.plot(*zip(*points, strict=True), color=CURVES[1], linewidth=1.4)
     axes.set_ylabel(ylabel)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -75,7 +75,7 @@ def compared(
             last = index == len(runs) - 1
             above.plot(
                 at, values, label=name, **dots, linestyle=DASHES[index % len(DASHES)],
-                color=rank_color(index) if last else tint(rank_color(index), 0.6), linewidth=1.5 if last else 4.5,
+                color=CURVES[index % len(CURVES)], linewidth=1.5 if last else 4.5,
             )  # fmt: skip
         above.set_ylabel("loss")
         above.legend(handlelength=3.2)
@@ -110,9 +110,9 @@ def scaling(lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up
             points = sorted(line.items())
             axes.plot(
                 *zip(*points, strict=True), marker=MARKERS[index % len(MARKERS)], label=name, markersize=6,
-                color=rank_color(0) if index == 0 else (INK, FAINT, FAINT)[(index - 1) % 3],
+                color=CURVES[1] if index == 0 else (INK, FAINT, FAINT)[(index - 1) % 3],
                 linewidth=2.2 if index == 0 else 1.3, linestyle=DASHES[index % len(DASHES)],
-                markerfacecolor=rank_color(0) if index == 0 else "white", zorder=4 - index * 0.1,
+                markerfacecolor=CURVES[1] if index == 0 else "white", zorder=4 - index * 0.1,
             )  # fmt: skip
         _plain(axes, counts)
         axes.set_xlabel("ranks that share the model")

@@ -75,9 +75,13 @@ class ProgressPage:
         return as_text(self.chapters).plain
 
     def _repr_html_(self) -> str:
-        chapters = "".join(self._chapter(chapter) for chapter in self.chapters)
-        told = f"<p><b>{escape(summary(self.chapters))}</b></p>{self._button()}"
-        return f'<div style="{_FONT} max-width: 62em;">{told}{chapters}</div>'
+        following = next((chapter for chapter in self.chapters if chapter.minutes_left), None)
+        shown = [one for one in self.chapters if one.begun or one.problem or one is following]
+        told = f'<p style="font-size: 115%;"><b>{escape(summary(self.chapters))}</b></p>{self._button()}'
+        told += "".join(map(self._chapter, shown))
+        if others := [one for one in self.chapters if one not in shown]:
+            told += f"<details><summary>the other chapters</summary>{''.join(map(self._chapter, others))}</details>"
+        return f'<div style="{_FONT} max-width: 62em;">{told}</div>'
 
     def _button(self) -> str:
         """Return the HTML for the button that opens the chapter of the next exercise, or "" if there is none."""

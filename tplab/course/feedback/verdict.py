@@ -36,14 +36,16 @@ def box(color: str, *parts: str) -> str:
     return f'<div style="{_BOX.format(color=color, plain=plain)}">{"".join(parts)}</div>'
 
 
-def heading(text: str) -> str:
+def heading(text: str, large: bool = False) -> str:
     """Return the HTML for a box's first line. The text has no color, because the border colors are too pale to read."""
-    return f'<div style="font-weight: 600;">{escape(text)}</div>'
+    size = " font-size: 130%;" if large else ""
+    return f'<div style="font-weight: 600;{size}">{escape(text)}</div>'
 
 
-def paragraph(text: str, strong: bool = False) -> str:
+def paragraph(text: str, *, strong: bool = False, small: bool = False) -> str:
     weight = "font-weight: 600;" if strong else ""
-    return f'<div style="margin-top: 0.35em; {weight}">{code_html(text)}</div>'
+    size = "font-size: 88%;" if small else ""
+    return f'<div style="margin-top: 0.35em; {weight}{size}">{code_html(text)}</div>'
 
 
 def code_html(text: str) -> str:
@@ -132,8 +134,10 @@ class Verdict:
     def _repr_html_(self) -> str:
         head = f"✓ Exercise {self.exercise} passed: {self.title}"
         tried = f"Tried: {self.tried}" if self.tried else ""
-        told = [paragraph(text) for text in (self.note, self.compared, tried) if text]
-        return box(GREEN, heading(head), *told, *(paragraph("→ " + text, strong=True) for text in self.after))
+        told = [paragraph(self.note)] if self.note else []
+        told += [paragraph(text, small=True) for text in (self.compared, tried) if text]
+        after = [paragraph("→ " + text, strong=True) for text in self.after]
+        return box(GREEN, heading(head, large=True), *told, *after)
 
 
 @dataclass(eq=False)
