@@ -37,7 +37,7 @@ html_static_path = ["_static"]
 html_extra_path = ["_extra"]
 html_css_files = ["book.css"]
 html_js_files = ["replay.js", "states.js"]
-html_search_scorer = "_static/search_scorer.js"
+html_search_scorer = str(HERE / "search_scorer.js")
 mathjax_path = "mathjax/tex-chtml.js"  # in _static, so that the book needs no network
 mathjax3_config = {"options": {"enableMenu": False}}  # the menu would fetch parts that aren't in _static
 
