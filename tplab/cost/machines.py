@@ -116,9 +116,9 @@ class Machine:
     def link(self, p: int, stride: int = 1) -> Link:
         """Return the link between neighbors in a ring of p ranks that are `stride` GPUs apart. Nodes fill up in order.
 
-        If all ranks are in one node, this is `inside`, with its bandwidth multiplied by `losses.ring`. If there are k
-        ranks in each of several nodes, the ring crosses between two nodes at k places at the same time. So the link is
-        `between` with k times its bandwidth, but never faster than within a node. (NCCL builds such rings, one per
+        If all ranks are in one node, the link is `inside`, with its bandwidth multiplied by `losses.ring`. If there are
+        k ranks in each of several nodes, the ring crosses between two nodes at k places at the same time. So the link
+        is `between` with k times its bandwidth, but never faster than within a node. (NCCL builds such rings, one per
         adapter.) Every step has the alpha of `between`, which overestimates the steps inside a node. Raises ValueError
         for less than one rank, or a stride below 1.
         """

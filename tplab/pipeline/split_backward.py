@@ -32,7 +32,7 @@ def backward_of_input(y: GradientEdge, dy: Tensor | None, x: Tensor | None) -> t
     dy    the gradient of the stage's output, or None if the output is a loss
     x     the stage's input; None for the first stage, whose input has no gradient, so W runs the entire backward
 
-    Call the function exactly once, at any later time. The autograd graph stays alive until then, and until the function
+    Call the function exactly once, at any later time. The autograd graph stays alive until the function has run W and
     is deleted.
     """
     if x is None:

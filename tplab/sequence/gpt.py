@@ -97,7 +97,7 @@ def sum_over_ranks(tensors: Iterable[Tensor], group: ProcessGroup | None = None)
 
 
 class SequenceParallelGPT(ParallelGPT):
-    """A `ParallelGPT` with activations [b, s/p, h] between the blocks. Its parameters, logits and loss are the same.
+    """A `ParallelGPT` with activations [b, s/p, h] between the blocks. It has the same parameters, logits and loss.
 
     gather_again    save only this rank's tokens of a block's input, and gather the others again in the backward pass
     options         as in ParallelGPT, except that `region` isn't an option

@@ -31,7 +31,7 @@ InitMethod = Callable[[Tensor], object]
 def init_parameter(
     parameter: nn.Parameter, init_method: InitMethod, group: ProcessGroup | None = None, *, per_rank: bool = False
 ) -> None:
-    """Initialize a parameter in place. `init_method` is a function for full parameters, as in `torch.nn.init`.
+    """Initialize a parameter in place with `init_method`, a function for full tensors as in `torch.nn.init`.
 
     A replicated parameter is initialized in full on every rank. A shard (`parameter.tensor_parallel`) gets its slice of
     the master weight, or is drawn directly if `per_rank` is set. In that case, `init_method` may use only in-place

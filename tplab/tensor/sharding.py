@@ -206,7 +206,7 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
 def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
     """Return the global ranks that have a parameter's shards, or None if it's replicated or the ranks are unknown.
 
-    If there's only one rank, it has the full parameter. The ranks are unknown if a layer only set
+    If the result is a single rank, that rank has the full parameter. The ranks are unknown if a layer only set
     `param.tensor_parallel = Sharding(dim)`, without `ranks`.
     """
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)

@@ -39,7 +39,7 @@ class Table:
 def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
     """Return a table with one column per name. All rows must have the same names. None leaves a cell empty.
 
-    Format numbers yourself, for example with f"{loss:.4f}". A column that contains only such numbers is right-aligned.
+    Format numbers yourself, for example with f"{loss:.4f}". A column that contains only numbers is right-aligned.
     """
     if not rows:
         raise ValueError("table needs at least one row")
