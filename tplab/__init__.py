@@ -5,8 +5,8 @@
     device()                 return the device that this rank computes on
     %%ranks 4                run a notebook cell on 4 ranks (available as soon as tplab is imported in IPython)
 
-Everything else is in subpackages called rooms. There is one room per subject, and the rooms follow the order of the
-chapters: `tplab.memory`, `tplab.collectives.by_hand`, `tplab.tensor`, ... ARCHITECTURE.md lists them all.
+Everything else is in subpackages (rooms), one per subject, in the order of the chapters: `tplab.memory`,
+`tplab.collectives`, `tplab.tensor`, ... ARCHITECTURE.md lists all of them.
 """
 
 import sys

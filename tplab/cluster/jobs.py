@@ -40,10 +40,10 @@ _REASONS = dict.fromkeys(_WORDS, BUSY) | {
 
 
 class Played(NamedTuple):
-    """What came of a layout.
+    """The outcome of a layout.
 
-    fails       what isn't true of it, one of the constants above, or "" if it has won
-    verdict     the same in words, with numbers
+    fails       the requirement that it doesn't meet, one of the constants above, or "" if it has won
+    verdict     the outcome in words, with numbers
     time, throughput    of a step, or None if the layout can't be used
     """
 
@@ -90,7 +90,7 @@ class Job:
         return min(found, key=lambda pair: pair[1].total)
 
     def too_much(self, layout: Layout) -> str:
-        """Return by how much the layout doesn't fit into a GPU's memory, and where, or ""."""
+        """Return how much memory the layout lacks, and on which stage, or "" if it fits."""
         usable = self.machine.memory * (1 - RESERVE)
         needs = {stage: bill(self.config, layout, stage=stage).total for stage in (0, layout.pp - 1)}
         stage = max(needs, key=needs.__getitem__)
@@ -98,7 +98,7 @@ class Job:
         return f"{(needs[stage] - usable) / GB:.1f} GB too much {where}" if needs[stage] > usable else ""
 
     def play(self, tp: int, pp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> Played:
-        """Return what comes of a layout, in words and in numbers."""
+        """Return the outcome of a layout."""
         try:
             layout = self.layout(tp, pp, dp, micro_batch_size, recompute)
         except ValueError as error:

@@ -34,7 +34,7 @@ class NothingFits(ValueError):  # noqa: N818 (it names what was found)
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout that fits into memory, with the bill of its fullest GPU, its step time, and its throughput."""
+    """A layout that fits into memory, with the memory bill of its fullest GPU, its step time, and its throughput."""
 
     layout: Layout
     bill: Bill
@@ -94,9 +94,10 @@ def best_of_each_split(found: list[Plan]) -> list[Plan]:
 
 
 def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
-    """Yield all layouts over `gpus` GPUs in which tp divides heads and MLP, and dp · micro-batch divides `sequences`.
+    """Yield all layouts over `gpus` GPUs.
 
-    If pp doesn't divide the number of layers, the first stages have one layer more than the others
+    tp divides the number of heads and the MLP size, and dp times the micro-batch size divides `sequences`. If pp
+    doesn't divide the number of layers, each of the first stages gets one more layer than the others
     (`tplab.memory.memory_bill.layers_of_stage`).
     """
     for tp in tensor_parallel_sizes(config, min(gpus, config.num_heads)):  # each rank takes at least one head

@@ -145,10 +145,10 @@ class TrainingStep:
 
     @contextmanager
     def micro_batch(self, *, last: bool = True) -> Iterator[None]:
-        """Context manager for a micro-batch's backward pass. In the last one of a step, DataParallel sends its buckets.
+        """Context manager for the backward pass of a micro-batch. `last` marks the last micro-batch of a step.
 
-        With plain data parallelism (zero=0 without a pipeline), running another micro-batch after the one marked as
-        `last` raises ValueError. An error inside the block abandons the step.
+        With plain data parallelism (zero=0 without a pipeline), DataParallel sends its buckets during the last backward
+        pass, and running another micro-batch after that raises ValueError. An error inside the block abandons the step.
         """
         if self._is_last and self.data is not None and self.pipeline is None:
             raise ValueError(
@@ -169,7 +169,7 @@ class TrainingStep:
         self._micro_batches, self._is_last = self._micro_batches + 1, last
 
     def abandon(self) -> None:
-        """Discard the step's gradients so far. Either all ranks must call this, or none of them. Nothing is sent."""
+        """Discard the gradients of this step. Call this on all ranks or on none of them. Nothing is sent."""
         self._micro_batches, self._is_last, self._is_done = 0, False, False
         for part in (self.data, self.optimizer):
             if isinstance(part, DataParallel | ZeRO1):
@@ -181,7 +181,7 @@ class TrainingStep:
 
         Returns the norm of the full gradient before clipping, a scalar on the device, which is the same on every rank.
         Raises FloatingPointError (see `check`) if it isn't finite; then the weights and the optimizer are unchanged.
-        Raises ValueError if the step has had no `micro_batch`.
+        Raises ValueError if `micro_batch` hasn't been called in this step.
         """
         if not self._micro_batches:
             raise ValueError("there is no gradient yet: run backward inside `with training.micro_batch():`")
@@ -242,7 +242,7 @@ class TrainingStep:
 
     @property
     def torch_optimizer(self) -> Any:
-        """The torch optimizer, even if ZeRO wraps it. A learning-rate schedule writes to its `param_groups`."""
+        """The torch optimizer itself, without ZeRO's wrapper. A learning-rate schedule writes to its `param_groups`."""
         return self.optimizer.optimizer if isinstance(self.optimizer, ZeRO1) else self.optimizer
 
     @torch.no_grad()

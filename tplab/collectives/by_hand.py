@@ -201,7 +201,7 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = No
 
 
 def chunk_sizes(n: int, p: int) -> list[int]:
-    """Return the sizes of the p chunks that `Tensor.tensor_split` makes of n rows. The first may be larger by one."""
+    """Return the sizes of the p chunks into which `tensor_split` splits n rows. The first ones may be larger by one."""
     return [n // p + (rank < n % p) for rank in range(p)]
 
 

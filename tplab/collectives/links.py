@@ -31,8 +31,8 @@ Point = tuple[int, float]  # message size in bytes, time in seconds
 class Link:
     """A connection between two ranks: `alpha` seconds per message, plus `beta` seconds per byte.
 
-    switch    bytes per second that a rank sends to a switch that adds up what all ranks send (NVIDIA calls it NVLS), or
-              0 if the switch only passes messages on
+    switch    bytes per second that a rank sends to a switch that adds up the ranks' tensors (NVIDIA calls this NVLS),
+              or 0 if the switch only forwards messages
     """
 
     alpha: float
@@ -58,10 +58,10 @@ class Link:
         return 2 * tree_depth(p) * self.seconds(size)
 
     def switch_all_reduce(self, size: float, p: int) -> float:
-        """Return the time of an all-reduce of `size` bytes over p ranks, in which the switch does the additions.
+        """Return the time of an all-reduce of `size` bytes over p ranks if the switch adds up the tensors.
 
-        Each rank sends its whole tensor to the switch once, and 1/p of the sum, which the switch then sends to all
-        ranks. Raises ValueError if the switch can't add.
+        Each rank sends its full tensor to the switch once. It also sends 1/p of the sum, which the switch forwards to
+        all ranks. Raises ValueError if the switch can't add tensors (switch=0).
         """
         if not self.switch:
             raise ValueError("switch=0: nothing on this link adds up messages, so use a ring or a tree")
@@ -95,12 +95,12 @@ PUBLISHED = {
 def fit(points: Iterable[Point]) -> Link:
     """Fit a link to measured (bytes, seconds), minimizing the relative error.
 
-    The fit minimizes the sum of ((alpha + beta n - t) / t)^2, which is a linear problem in alpha and beta. The error is
-    relative because times span several orders of magnitude, and so do their errors. In plain least squares, a 10 %
-    error in the largest message outweighs all small messages together, although only these determine alpha. (With such
-    errors and sizes from 4 B to 16 MiB, the median error of alpha is 33 % in plain least squares, but 1.5 % here.)
-    alpha and beta are never negative. Raises ValueError for fewer than two different sizes, a time that isn't positive,
-    or times that don't grow with the size.
+    The fit minimizes the sum of ((alpha + beta n - t) / t)^2, which is a linear problem in alpha and beta. We use
+    relative errors because the times span several orders of magnitude. With plain least squares, an error of 10% in the
+    time of the largest message would outweigh all the small messages, which determine alpha. (With such errors and
+    sizes from 4 B to 16 MiB, the median error of alpha is 33% with plain least squares, but 1.5% here.) alpha is never
+    negative. Raises ValueError for fewer than two different sizes, a time that isn't positive, or times that don't grow
+    with the size.
     """
     points = list(points)
     sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)

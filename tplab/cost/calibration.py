@@ -52,9 +52,9 @@ class Line:
 class Kernels:
     """Times in seconds of one layer's kernels for a micro-batch on one of the tp ranks, each as (forward, backward).
 
-    `output` is forward and backward together, and `optimizer` is the time per parameter. `summed` describes the
-    all-reduces that the rank waits for, and `beside` those that run during a matmul. With one rank, both are 0.
-    `others` has the same two for the rank's other groups, by name.
+    `output` is the time of the output layer and its loss, forward plus backward. `optimizer` is the time per parameter.
+    `summed` is the time of all-reduces that the rank waits for, and `beside` the time of all-reduces that run during a
+    matmul. With one rank, both are 0. `others` maps the name of each other group to its `summed` and `beside`.
     """
 
     matmuls: tuple[float, float]
@@ -78,14 +78,14 @@ def measure_kernels(
     others: Mapping[str, ProcessGroup] | None = None,
     rounds: int = ROUNDS,
 ) -> Kernels:
-    """Measure one layer's kernels for a micro-batch on one of the tp ranks, while all ranks do the same.
+    """Measure one layer's kernels for a micro-batch, on all tp ranks at the same time.
 
     parameters   number of parameters per rank, for timing the optimizer, which gets at most `LARGEST`
     group        the tp ranks, whose all-reduces are timed (None: all ranks)
     others       groups whose all-reduces are timed as well, by name
 
-    All ranks have to call this. Each returns the medians of its own times, or the means for all-reduces. Raises
-    ValueError if tp doesn't fit the model.
+    All ranks have to call this, and each rank returns its own times. The times of all-reduces are means, and all others
+    are medians. Raises ValueError if tp doesn't fit the model.
     """
     check_tensor_parallel(config, tp)
     tokens, h, ffn = micro_batch * config.seq_length, config.hidden_size, config.ffn_size // tp

@@ -7,7 +7,7 @@
 If a group of p ranks spans several nodes, with k of its ranks in each, it can use k network adapters per node. So its
 ring can cross between nodes in k places at the same time, each with 1/k of the bytes (see `Machine.link`).
 
-`MACHINES` contains published figures, each with its source. `measure_machine` measures the same quantities on the
+`MACHINES` contains published values, each with its source. `measure_machine` measures the same quantities on the
 machine that it runs on.
 """
 
@@ -27,9 +27,9 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses that keep a GPU below its best figures in a real layer. There are none by default.
+    """What keeps a GPU below its peak performance in a real layer. By default, there are no losses.
 
-    `without` removes some of them from a machine.
+    `without` removes some of the losses from a machine.
 
     matmul_traffic    a matmul takes the time of its FLOPs plus the time of the bytes that it reads and writes
     multiprocessors   SMs that share the tiles of a matmul (wave quantization, see `tplab.cost.matmul`); 0: no tiles
@@ -70,7 +70,7 @@ TERMS: dict[str, dict[str, float]] = {  # the terms of the model, each with the 
 
 @dataclass(frozen=True)
 class Machine:
-    """A cluster of identical nodes. Raises ValueError for impossible figures.
+    """A cluster of identical nodes. Raises ValueError for impossible values, such as a bandwidth of 0.
 
     flops           peak of one GPU in FLOP/s, for dense matmuls of 16-bit values
     fraction        share of this peak that large matmuls reach
@@ -79,8 +79,8 @@ class Machine:
     gpus_per_node   number of GPUs per node
     inside          link between two GPUs of a node, in one direction
     between         link between GPUs of different nodes, in one direction, when all GPUs of the node send
-    losses          what a real layer loses against these figures
-    sources         the source of each figure, beginning with "estimate" if nobody has published it
+    losses          what keeps a real layer below these values
+    sources         the source of each value, beginning with "estimate" if nobody has published it
     """
 
     name: str
@@ -114,13 +114,13 @@ class Machine:
         return self.bandwidth * self.losses.memory
 
     def link(self, p: int, stride: int = 1) -> Link:
-        """Return the link between neighbors in a ring of p ranks that are `stride` GPUs apart, filling node after node.
+        """Return the link between neighbors in a ring of p ranks that are `stride` GPUs apart. Nodes fill up in order.
 
-        Within one node, the link is `inside`, with its bandwidth times `losses.ring`. If the ring spans several nodes
-        with k of the ranks in each, it crosses between nodes in k places at the same time, so the link is `between`
-        with k times its bandwidth, but no faster than within a node. (NCCL builds such rings, one per adapter.) Every
-        step has the alpha of `between`, which overestimates the steps inside a node. Raises ValueError for less than
-        one rank, or a stride below 1.
+        If all ranks are in one node, the link is `inside`, with its bandwidth multiplied by `losses.ring`. If there are
+        k ranks in each of several nodes, the ring crosses between two nodes at k places at the same time. So the link
+        is `between` with k times its bandwidth, but never faster than within a node. (NCCL builds such rings, one per
+        adapter.) Every step has the alpha of `between`, which overestimates the steps inside a node. Raises ValueError
+        for less than one rank, or a stride below 1.
         """
         if p < 1 or stride < 1:
             raise ValueError(f"a group has p >= 1 ranks that stand stride >= 1 GPUs apart, got {p=}, {stride=}")
@@ -246,7 +246,7 @@ MACHINES: dict[str, Machine] = {
 
 
 def without(machine: Machine, *terms: str) -> Machine:
-    """Return the machine without the losses of some of the `TERMS`. Raises ValueError for unknown terms."""
+    """Return a copy of the machine with some of the `TERMS` switched off. Raises ValueError for unknown terms."""
     unknown = sorted({*terms} - {*TERMS})
     if unknown:
         raise ValueError(f"no term is called {unknown[0]!r}; the terms are {', '.join(TERMS)}")
@@ -278,11 +278,11 @@ def measure_machine(
 ) -> Machine:
     """Measure the machine that the group's ranks run on, which counts as a single node. All ranks must call this.
 
-    All ranks return the same speeds. Matmul rate and memory bandwidth are those of the slowest rank while all ranks are
-    busy, as they are in a layer. `flops` is the rate that matmuls reached, and `fraction` is 1, because the theoretical
-    peak isn't known. Matmuls are in `dtype` (None: bfloat16 on a GPU, float32 on a CPU). `between` is the same as
-    `inside`, because there is no other node. Other work on the machine makes every figure worse. Raises ValueError for
-    a group of one rank, which has no link.
+    All ranks return the same speeds. The matmul rate and the memory bandwidth are those of the slowest rank, measured
+    while all ranks are busy, as in a layer. `flops` is the rate that matmuls reached, and `fraction` is 1, because the
+    theoretical peak isn't known. Matmuls are in `dtype` (None: bfloat16 on a GPU, float32 on a CPU). `between` is the
+    same as `inside`, because there is no other node. Any other load on the machine makes the results worse. Raises
+    ValueError for a group of one rank, which has no link.
     """
     p = dist.get_world_size(group)
     link = fit(measure_link(SIZES, rounds=rounds, group=group))

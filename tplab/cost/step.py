@@ -34,7 +34,7 @@ from tplab.memory.memory_bill import ADAM, Layout, Recipe, layers_of_stage, micr
 
 @dataclass(frozen=True)
 class Program:
-    """The options of a training program besides its layout.
+    """The options of a training program, except its layout.
 
     overlap_input_gradient    sum the gradient of a column-parallel input while the weight gradient is computed
     overlap_gradients         sum the gradients over replicas during the backward pass of the last micro-batch
@@ -130,7 +130,7 @@ def step_time(
 def throughput(
     config: GPTConfig, layout: Layout, machine: Machine, program: Program = Program(), recipe: Recipe = ADAM
 ) -> Throughput:
-    """Return the throughput that follows from the `step_time` of the layout on the machine."""
+    """Return the throughput of the layout on the machine, computed from its `step_time`."""
     return achieved(config, layout, machine, step_time(config, layout, machine, program, recipe).total)
 
 

@@ -106,9 +106,11 @@ class ZeRO3(ZeRO1):
     peak_gathered    the maximum number of bytes of full weights at any gather since the last step
 
     You must call the model and its layers as modules, `layer(x)`, because that triggers the hooks. Outside these calls
-    and `with zero.gathered():`, the parameters are empty. The other arguments are those of ZeRO1. Raises ValueError for
-    a layer that isn't in the model, or that is inside another layer, and, in the forward pass, for a unit that returns
-    one of its parameters or a view of it, because its memory is freed. The blocks of `tplab` return copies.
+    and `with zero.gathered():`, the parameters are empty. The other arguments are those of ZeRO1.
+
+    Raises ValueError for a layer that isn't in the model or is inside another layer. The forward pass raises ValueError
+    if a unit returns one of its parameters, or a view of one, because the memory of the parameters is freed when the
+    unit returns. The blocks of `tplab` return copies.
     """
 
     units: list[ShardedUnit]  # type: ignore[assignment]

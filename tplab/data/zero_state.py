@@ -38,7 +38,7 @@ def unsharded(optimizer: Optimizer | ZeRO1 | None) -> Iterator["Optimizer | Full
 
 
 class FullOptimizer:
-    """Presents a ZeRO optimizer as a plain optimizer of the full parameters. Checkpoints save and load it in this form.
+    """Presents a ZeRO optimizer to checkpoints as a plain optimizer of the full parameters.
 
         full = FullOptimizer(zero)
         full.gather()                                           # on all ranks of ZeRO's group
@@ -62,7 +62,7 @@ class FullOptimizer:
     def gather(self) -> None:
         """Gather the state on every rank, in CPU memory, one bucket at a time. All ranks of ZeRO's group call this.
 
-        Raises ValueError for a state tensor that isn't a scalar and doesn't have the bucket's shape.
+        Raises ValueError for a state tensor that is neither a scalar nor of the bucket's shape.
         """
         self._state = {}
         for unit in self.zero.units:

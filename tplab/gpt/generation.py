@@ -116,7 +116,7 @@ def candidates(
 ) -> tuple[Tensor, Tensor]:
     """Return the logits [b, k], best first, and ids [b, k] of the k best tokens in the full vocabulary (k=None: all).
 
-    Only ids below `vocab_size` are candidates (None: the model's). Ties are broken in favor of the lower id.
+    Only ids below `vocab_size` are candidates (None: the model's vocab_size). If logits are equal, the lower id wins.
     """
     vocab_size = min(vocab_size or model.config.vocab_size, model.config.vocab_size)
     width = logits.shape[-1]

@@ -96,7 +96,7 @@ def from_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[st
 
 
 def to_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Convert our `full_state_dict` to Hugging Face's, undoing `from_hugging_face`. A tied table gets both names."""
+    """Convert our `full_state_dict` to Hugging Face's. This undoes `from_hugging_face`. A tied table appears twice."""
     theirs: dict[str, Tensor] = {}
     for row in rows(config):
         whole = state[row.ours].t().contiguous() if row.turned else state[row.ours]

@@ -81,8 +81,8 @@ _ROPE = {
 def gpt_config(config: Mapping[str, Any]) -> GPTConfig:
     """Return the GPTConfig for the `config.json` of a GPT-2, Llama, Qwen2 or Mistral, given as a dict.
 
-    `config.to_dict()` returns this dict. Raises ValueError for other kinds of models, and for options that would make
-    their results differ from ours.
+    `config.to_dict()` returns this dict. Raises ValueError for other types of models, and for options that our models
+    don't support.
     """
     kind = config.get("model_type")
     if kind == "gpt2":

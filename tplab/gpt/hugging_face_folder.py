@@ -45,10 +45,10 @@ WITHOUT_EFFECT = {"dropout", "flash_attention"}  # fields of GPTConfig that weig
 
 
 def config_of_folder(folder: str | PathLike) -> GPTConfig:
-    """Return the GPTConfig of a Hugging Face folder.
+    """Return the GPTConfig of the model in a Hugging Face folder.
 
-    Raises FileNotFoundError if it has no config.json, and ValueError if that file is damaged or describes a model that
-    isn't supported.
+    Raises FileNotFoundError if the folder has no config.json, and ValueError if that file is damaged or describes a
+    model that isn't supported.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -60,12 +60,12 @@ def config_of_folder(folder: str | PathLike) -> GPTConfig:
 def load_folder(model: Any, folder: str | PathLike) -> int:
     """Copy the weights of a Hugging Face folder into the model's shards. Return how many bytes this rank has read.
 
-    Create the model with `ParallelGPT(config_of_folder(folder))`, or pass a pipeline stage of it, which reads only its
-    own layers. The model may have a different dropout, any dtype and, if its positions are rotary, a shorter
-    seq_length.
+    Create the model with `ParallelGPT(config_of_folder(folder))`. You can also pass a pipeline stage of this model,
+    which reads only its own layers. The model may have a different dropout, any dtype and, if its positions are rotary,
+    a shorter seq_length.
 
-    Raises ValueError if the model's config, or the name or shape of a tensor, doesn't match, and what `weight_files`
-    raises.
+    Raises ValueError if the model's config, or the name or shape of a tensor, doesn't match. Also raises the errors of
+    `weight_files`.
     """
     folder, config, parameters = Path(folder), model.config, plain_parameters(model)
     rank, world_size = rank_and_size(model.group)

@@ -18,11 +18,11 @@ Recompute = Literal["nothing", "attention", "layers"]  # what the backward pass 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
-    """How Llama 3.1 changes the rotary frequencies for texts longer than those of its pre-training ("llama3").
+    """How Llama 3.1 adjusts the rotary frequencies for texts longer than those it was pre-trained on ("llama3").
 
     A frequency that completes fewer than `low_freq_factor` turns over `original_seq_length` tokens is divided by
-    `factor`. One that completes more than `high_freq_factor` turns doesn't change. Between the two, the change is
-    gradual.
+    `factor`. A frequency that completes more than `high_freq_factor` turns isn't changed. Frequencies between these
+    limits are interpolated.
     """
 
     factor: float

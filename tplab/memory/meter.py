@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the total memory of the tensors in bytes. Memory that several of them share counts once."""
+    """Return the total memory of the tensors in bytes. Memory that several tensors share is counted once."""
     storages = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 

@@ -55,8 +55,8 @@ class Pipeline:
     around      k -> the context manager in which this rank's forward of micro-batch k runs, such as `torch.autocast`
 
     `peak_live` is the largest number of micro-batches, counted per chunk, that were between forward and backward at the
-    same time in the last run. Set `sums_tied` to False if something else sums the gradients of the tied parameter's
-    two copies after `step`, as a `TrainingStep` does.
+    same time in the last run. Set `sums_tied` to False if something else, such as a `TrainingStep`, sums the gradients
+    of the tied parameter's two copies after `step`.
 
     Raises ScheduleError for a schedule that can't run, and ValueError if stages and schedule don't match the ranks, or
     if only one of the tied copies is frozen.

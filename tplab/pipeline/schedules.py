@@ -38,7 +38,7 @@ KINDS = ("F", "B", "I", "W")
 
 @dataclass(frozen=True)
 class Action:
-    """An action of a rank on one micro-batch, in one of the rank's chunks. `kind` is F, B, I or W."""
+    """What a rank does with one micro-batch in one of its chunks. `kind` is F, B, I or W."""
 
     kind: str
     micro_batch: int

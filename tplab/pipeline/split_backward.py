@@ -26,13 +26,14 @@ Weights = Callable[[], None]  # runs W, which adds to the gradients of the param
 
 
 def backward_of_input(y: GradientEdge, dy: Tensor | None, x: Tensor | None) -> tuple[Tensor | None, Weights]:
-    """Run I. Returns the gradient of the stage's input x, and a function that runs W, to be called once at any time.
+    """Run I. Return the gradient of the stage's input x, and a function that runs W.
 
     y     the gradient edge of the stage's output (`get_gradient_edge`)
     dy    the gradient of the stage's output, or None if the output is a loss
     x     the stage's input; None for the first stage, whose input has no gradient, so W runs the entire backward
 
-    The autograd graph stays alive until W has run and the returned function is deleted.
+    Call the function exactly once, at any later time. The autograd graph stays alive until the function has run W and
+    is deleted.
     """
     if x is None:
         return None, lambda: torch.autograd.backward(y, dy)

@@ -20,7 +20,7 @@ SHOWN_REPORTS = 4  # how many different errors are shown if the ranks fail in di
 
 
 class RankError(RuntimeError):
-    """Raised when a rank fails. The message is the full report, with the traceback and then where the ranks were.
+    """Raised when a rank fails. The message is the full report, with a traceback and the location of each rank.
 
     rank:            the rank whose failure is reported first (None if the run as a whole failed)
     cause_type:      class name of the exception, such as "ValueError" ("exit" or "signal" if the process ended, and

@@ -68,7 +68,7 @@ class Total(NamedTuple):
 
 
 class Record(Sequence[Collective]):
-    """The collectives of a run, sorted by rank. Those of each rank are in the order in which it entered them."""
+    """The collectives of a run, sorted by rank. For each rank, they're in the order in which the rank entered them."""
 
     def __init__(self, collectives: Sequence[Collective] = ()) -> None:
         self._collectives = list(collectives)

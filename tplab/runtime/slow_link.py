@@ -172,16 +172,16 @@ def _board() -> Board:
 
 @contextmanager
 def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowLink]:
-    """Context manager in which the messages and collectives of this rank take as long as on the given link.
+    """Context manager that makes this rank's messages and collectives as slow as they would be on the given link.
 
     alpha        latency in seconds of each step of a collective, and of each message
     bandwidth    bytes per second that a rank sends, and receives at the same time
 
-    All members of a group must be in such a block, with the same numbers, for the same operations. Results don't
+    All members of a group must run the same operations inside it, with the same alpha and bandwidth. Results don't
     change. `link.text` describes the link for a picture, and each `Collective` of the record says when its transfer
-    began and ended. Raises RuntimeError in a process that `launch` hasn't started, on another backend than gloo, within
-    another slow_link, and if more than 128 operations of a group are under way on a rank. Raises NotImplementedError
-    for a receive from any rank and for the collectives that torch starts from C++.
+    began and ended. Raises RuntimeError in a process that `launch` hasn't started, on a backend other than gloo, inside
+    another slow_link, and if a group has more than 128 operations in flight on a rank. Raises NotImplementedError for a
+    receive from any rank and for the collectives that torch starts from C++.
     """
     with on_link(SlowLink(alpha, bandwidth)) as link:
         yield link

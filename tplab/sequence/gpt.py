@@ -67,8 +67,8 @@ def allreduce_sequence_parallel_gradients(model: nn.Module, group: ProcessGroup 
 
     Call it on every rank, once per step, after the last backward and before gradients are clipped or used. Calling it
     twice would sum them twice. Parameters without a gradient are skipped, so the same parameters must have a gradient
-    on every rank. Raises ValueError if no parameter has a gradient, or if data parallelism has taken one (see
-    `TrainingStep`).
+    on every rank. Raises ValueError if no parameter has a gradient, or if data parallelism has already taken a gradient
+    out of `.grad` (see `TrainingStep`).
     """
     if rank_and_size(group)[1] == 1:
         return
@@ -97,7 +97,7 @@ def sum_over_ranks(tensors: Iterable[Tensor], group: ProcessGroup | None = None)
 
 
 class SequenceParallelGPT(ParallelGPT):
-    """A `ParallelGPT` with activations [b, s/p, h] between the blocks. Names, weights, logits and loss are the same.
+    """A `ParallelGPT` with activations [b, s/p, h] between the blocks. It has the same parameters, logits and loss.
 
     gather_again    save only this rank's tokens of a block's input, and gather the others again in the backward pass
     options         as in ParallelGPT, except that `region` isn't an option

@@ -12,7 +12,7 @@
 05  mlp                    ParallelMLP, with one all-reduce in the forward pass and one in the backward pass
 06  attention_mask, qkv, rotary, kv_cache, attention
 07  id_check, embedding    the vocabulary-parallel embedding table, and the output layer that shares its weight
-    token_way              a token's way through both of them, recorded for a picture
+    token_way              the path of a token through both of them, recorded for a picture
 08  cross_entropy, linear_cross_entropy
 09  generators, rng        dropout masks that are identical where ranks must agree and different everywhere else
 """

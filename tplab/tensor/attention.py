@@ -203,7 +203,7 @@ class ParallelAttention(nn.Module):
         return self.run_core(core, q, k, v, rng)
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> KVCache:
-        """Return a cache for this rank's heads, with room for `max_length` tokens (cross-attention: of the memory)."""
+        """Return a cache for this rank's heads and `max_length` tokens (in cross-attention, tokens of the memory)."""
         weight = self.out.weight
         shape = (batch_size, self.kv_heads, max_length, self.head_dim)
         return KVCache(*shape, device=weight.device, dtype=dtype or weight.dtype)

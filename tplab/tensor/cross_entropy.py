@@ -61,7 +61,7 @@ def vocab_parallel_cross_entropy(
     check_target: bool | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Compute `F.cross_entropy` from this rank's logits [.., v/p] and the targets [..], ids of the full vocabulary.
+    """Compute `F.cross_entropy` from this rank's logits [.., v/p] and the targets' ids in the full vocabulary, [..].
 
     ignore_index, label_smoothing, reduction    as in F.cross_entropy; smoothing covers the full vocabulary
     vocab_size          the size of the vocabulary without padding. Columns after it are ignored, and their gradient is

@@ -143,7 +143,7 @@ def parallel_logits(
     linear: Callable[..., Tensor] = column_linear,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Return this rank's logits x E_r^T [.., v/p], given x [.., h] (replicated) and its rows E_r [v/p, h] of the table.
+    """Return this rank's logits x E_r^T, [.., v/p], from x [.., h] (replicated) and the rank's rows E_r [v/p, h].
 
     bias                    [v/p], this rank's shard of a bias
     gather                  return all logits [.., v] on every rank, without padding, with one all-gather (for sampling)

@@ -25,8 +25,8 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
 
     All ranks of the group must call it, because it runs one all-gather per sharded parameter. Replicated parameters and
     buffers are copied from this rank. The returned tensors share no memory with the module. If `fully_shard` (FSDP2)
-    has split the parameters further, all of its ranks must call it, too. Raises ValueError if the shards are on
-    different ranks than the group's.
+    has split the parameters further, all of its ranks must call it, too. Raises ValueError if the shards aren't on the
+    group's ranks.
     """
     world_size = rank_and_size(group)[1]
     state, own = {}, plain_state(module)
@@ -52,8 +52,8 @@ def load_full_state_dict(
     """Copy a full state_dict, from `full_state_dict` or from a plain torch module, into the module's shards.
 
     There is no communication, because each rank takes its shards of the same `state`, which isn't modified. Raises
-    ValueError if a tensor doesn't have the full parameter's shape, or if the shards are on different ranks than the
-    group's. Like `torch.nn.Module.load_state_dict`, raises RuntimeError if `strict` is set and the names differ.
+    ValueError if a tensor doesn't have the full parameter's shape, or if the shards aren't on the group's ranks. Like
+    `torch.nn.Module.load_state_dict`, raises RuntimeError if `strict` is set and the names differ.
     """
     rank, world_size = rank_and_size(group)
     own = plain_state(module)

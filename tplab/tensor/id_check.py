@@ -65,7 +65,10 @@ def raise_first(what: str, ids: Tensor, wrong: Tensor, size: int) -> None:
 
 
 class IdCheck:
-    """Checks the ids of a call "now", or "later" when the next call begins. If `when` is None, the device decides."""
+    """Checks the ids of every call.
+
+    when    "now": in the same call; "later": when the next call begins; None: "later" on a GPU, and otherwise "now"
+    """
 
     def __init__(self, size: int, when: When | None = None) -> None:
         if when not in (None, "now", "later"):
@@ -92,7 +95,7 @@ class IdCheck:
         return wrong
 
     def raise_late(self) -> None:
-        """Raise IndexError for a wrong id that is still pending from the last call. Use it if no other call follows."""
+        """Raise the pending IndexError if the last call had a wrong id. Use this if there's no next call to do so."""
         if self._report is None:
             return
         (report, event, shape), self._report = self._report, None

@@ -31,12 +31,12 @@ InitMethod = Callable[[Tensor], object]
 def init_parameter(
     parameter: nn.Parameter, init_method: InitMethod, group: ProcessGroup | None = None, *, per_rank: bool = False
 ) -> None:
-    """Fill a parameter in place the way `init_method`, such as one from `torch.nn.init`, fills the full parameter.
+    """Initialize a parameter in place with `init_method`, a function for full tensors as in `torch.nn.init`.
 
-    A replicated parameter is filled on every rank. A shard (`parameter.tensor_parallel`) gets its slice of the master
-    weight, or is drawn directly if `per_rank` is set. In that case, `init_method` may use only in-place draws and
-    arithmetic with numbers; anything else raises ValueError. For example, orthogonal_ can't be used, because it needs
-    the full matrix.
+    A replicated parameter is initialized in full on every rank. A shard (`parameter.tensor_parallel`) gets its slice of
+    the master weight, or is drawn directly if `per_rank` is set. In that case, `init_method` may use only in-place
+    draws and arithmetic with numbers; anything else raises ValueError. For example, orthogonal_ can't be used, because
+    it needs the full matrix.
     """
     check_group("the parameter", parameter, group)
     rank, world_size = rank_and_size(group)

@@ -48,10 +48,10 @@ class KVCache:
         return self._values[:, :, : self.length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [b, heads, s, d] of s new tokens in place. Return views of all cached ones.
+        """Append the keys and values [b, heads, s, d] of s tokens in place. Return views of all cached keys and values.
 
-        Raises ValueError if they don't fit, and RuntimeError if they require a gradient, because the next write would
-        break it.
+        Raises ValueError if the new tokens don't fit into the cache. Raises RuntimeError if they require a gradient,
+        because later writes to the cache would invalidate the gradient.
         """
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise RuntimeError(
@@ -74,7 +74,7 @@ class KVCache:
         return self.keys, self.values
 
     def truncate(self, length: int = 0) -> None:
-        """Keep only the first `length` tokens and free the other slots. Raises ValueError if fewer are cached."""
+        """Keep only the first `length` tokens and free the other slots. Raises ValueError if there are fewer tokens."""
         if not 0 <= length <= self.length:
             raise ValueError(f"can't keep {length} of {self.length} cached tokens")
         self.length = length

@@ -61,9 +61,9 @@ def parallel_linear_cross_entropy(
     All other options, and the result, are as in `vocab_parallel_cross_entropy`.
 
     The weight's gradient is summed over the blocks in the weight's dtype (under autocast, in the lower precision). A
-    second backward raises RuntimeError, because the first one multiplies the gradients in place (not in float16, where
-    it computes them). Raises ValueError for reduction="none", because each token would then have its own dloss, which
-    forward doesn't know.
+    second backward pass raises RuntimeError, because the first one multiplies the saved gradients in place. In float16,
+    it works, because each backward pass computes the gradients itself. Raises ValueError for reduction="none", because
+    each token would then have its own dloss, which isn't known yet when forward computes the gradients.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
         shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"

@@ -64,9 +64,9 @@ class QKVParallelLinear(ShardedModule):
     """Projects x [b, s, in] (replicated) to this rank's q [b, n, s, d], k and v [b, m, s, d].
 
     Each rank has n = num_heads/p heads of Q and m = num_kv_heads/p heads of K and V, or m = 1 if there are fewer of
-    these than ranks. With num_heads = 0, only K and V are projected, for cross-attention. The parameters `weight` [(n +
-    2 m) d, in] and `bias` are shards of [Wq; Wk; Wv]. For options, see ColumnParallelLinear. If heads are copied, all
-    ranks must create the layer.
+    these than ranks. In that case, heads are copied, and all ranks must create the layer, because it creates process
+    groups. With num_heads = 0, only K and V are projected, for cross-attention. The parameters `weight`
+    [(n + 2 m) d, in] and `bias` are shards of [Wq; Wk; Wv]. For options, see ColumnParallelLinear.
     """
 
     weight: nn.Parameter
@@ -106,7 +106,7 @@ class QKVParallelLinear(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize like one `nn.Linear` with weight [Wq; Wk; Wv]. Copies of a head get equal values."""
+        """Reinitialize as if [Wq; Wk; Wv] were the weight of one `nn.Linear`. Copies of a head get equal values."""
         init_linear(self.weight, self.bias, self.init_method, self.group, per_rank=self.per_rank_init)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

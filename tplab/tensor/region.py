@@ -39,7 +39,7 @@ class Region:
     sequence_parallel: bool = False
 
     def mark(self, module: nn.Module, *names: str) -> None:
-        """Set `param.sequence_parallel = True` on the named parameters of a module, which are used between two blocks.
+        """Mark a module's parameters that are used between two blocks: `param.sequence_parallel = True`.
 
         Without sequence parallelism, this does nothing. The names are also stored on the module, because copy.deepcopy
         and to_empty create new parameters without the attribute.

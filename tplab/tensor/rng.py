@@ -130,10 +130,10 @@ class RNGTracker:
     def load_state_dict(self, state: Mapping[str, State], *, strict: bool = True) -> None:
         """Restore the states that `state_dict` returned on this rank, or pick them from a dict with all ranks' states.
 
-        If there are more ranks than in the saved run, some ranks find no state. With `strict=False`, their states stay
-        as they are. They differ from all other states if `seed_all` created them with the saved run's seed. If the
-        saved run had no GPU, a GPU's state starts from the seed. Raises ValueError if `strict` is set and a state of
-        this rank is missing, and RuntimeError inside `fork`.
+        If there are more ranks than in the saved run, `state` has nothing for some of them. With `strict=False`, these
+        ranks keep their current states. If `seed_all` created these with the saved run's seed, they differ from all
+        saved states. If the saved run had no GPU, a GPU's state starts from the seed. Raises ValueError if `strict` is
+        set and `state` lacks one of this rank's states. Raises RuntimeError inside `fork`.
         """
         if self._current is not None:
             raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
@@ -167,10 +167,11 @@ class RNGTracker:
 
 
 def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
-    """Set torch's current state to `seed` and return a tracker with the states "replicated" and "sharded".
+    """Seed torch's current random state, and return a tracker with the states "replicated" and "sharded".
 
     All ranks of the group must use the same seed. Independent model replicas or pipeline stages need seeds 10,000
-    apart. If their seeds were 1 apart, rank 1 of the first would draw the same masks as rank 0 of the second.
+    apart. If the seeds of two replicas were 1 apart, rank 1 of the first replica would draw the same masks as rank 0 of
+    the second.
     """
     torch.manual_seed(seed)
     return states_from(seed, group)
@@ -201,8 +202,8 @@ def checkpoint(function: Callable, *args: Any, tracker: RNGTracker, **kwargs: An
     """Run function(*args, **kwargs) and save only its inputs. Backward runs it again, with the same dropout masks.
 
     Works like `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`, and accepts the same options. The second
-    run doesn't change any random state. It stops as soon as backward has what it needs, so the all-reduce of a g at the
-    very end of the function isn't repeated, but that of a g before a dropout is.
+    run doesn't change any random state, and it stops as soon as backward has all the tensors it needs. So if g is the
+    last operation of the function, its all-reduce isn't repeated. If a dropout follows g, the all-reduce is repeated.
     """
 
     def contexts() -> tuple:

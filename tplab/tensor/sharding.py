@@ -37,12 +37,12 @@ from tplab.tensor.group_module import GroupModule, group_ranks, wrong_process
 class Block:
     """One matrix of a fused tensor. Its `size` entries are grouped into units, such as heads, of `unit` entries each.
 
-    A unit is never split, and all ranks get the same number of units. If there are fewer units than ranks, `copies(p)`
-    neighboring ranks have the same unit. `copies` and `shard_length` raise ValueError if the units can be neither
-    divided over p ranks nor copied to them evenly. The same block can be used for every p.
+    A unit is never split, and all ranks get the same number of units. If there are fewer units than ranks, each unit is
+    on `copies(p)` neighboring ranks. `copies` and `shard_length` raise ValueError if the units can be neither divided
+    over p ranks nor copied to them evenly. The same block can be used for every p.
 
     `padded` is for vocabularies: zeros are appended to the `size` entries until all ranks have the same number of
-    complete units. Only the shards contain these zeros. The full tensor doesn't, so it is the same for every p.
+    complete units. Only the shards contain these zeros, so the full tensor is the same for every p.
     """
 
     size: int
@@ -90,9 +90,9 @@ class Sharding:
     parameter without this attribute is replicated, so every rank has all of it. (Megatron's names for this:
     tensor_model_parallel, partition_dim, partition_stride.)
 
-    `ranks` are the global ranks that have the shards, in order, or None if they are unknown. A `ShardedModule` fills
-    them in, so that a function that gets a different process group can notice it (`check_group`). They don't affect how
-    the parameter is split, so shardings that differ only in their ranks are equal.
+    `ranks` are the global ranks that have the shards, in order, or None if they are unknown. A `ShardedModule` sets
+    them, so that `check_group` can raise an error if a function gets a different process group. Shardings that differ
+    only in their ranks are equal, because the ranks don't affect how the parameter is split.
     """
 
     dim: int
@@ -104,7 +104,7 @@ class Sharding:
         return f"Sharding(dim={self.dim}, " + (f"blocks={self.blocks})" if self.blocks else f"stride={self.stride})")
 
     def shard(self, whole: Tensor, rank: int, world_size: int) -> Tensor:
-        """Return the shard of `whole` that belongs to `rank`, like the function `shard`. Also supports `blocks`."""
+        """Return the shard of `whole` that belongs to `rank`. Unlike the function `shard`, this supports `blocks`."""
         if not self.blocks:
             return shard(whole, self.dim, rank, world_size, stride=self.stride)
         sizes, copies = [block.size for block in self.blocks], [block.copies(world_size) for block in self.blocks]
@@ -151,7 +151,7 @@ def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tupl
 
 
 def divide(size: int, world_size: int, *, name: str = "size", unit: str = "elements") -> int:
-    """Return `size / world_size`. If it isn't an integer, raise ValueError and list the world sizes that work.
+    """Return `size / world_size`. Raises ValueError, listing the possible world sizes, if it isn't an integer.
 
     `name` and `unit` describe what is being divided: divide(12, 8, name="num_heads", unit="heads").
     """
@@ -206,7 +206,7 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
 def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
     """Return the global ranks that have a parameter's shards, or None if it's replicated or the ranks are unknown.
 
-    A single rank means that this rank has the full parameter. The ranks are unknown if a layer only set
+    If the result is a single rank, that rank has the full parameter. The ranks are unknown if a layer only set
     `param.tensor_parallel = Sharding(dim)`, without `ranks`.
     """
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
@@ -214,7 +214,7 @@ def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
 
 
 def check_group(name: str, parameter: Tensor, group: ProcessGroup | None) -> None:
-    """Raise ValueError if a parameter's shards are known to be on different ranks than the group's."""
+    """Raise ValueError if a parameter's shards aren't on the group's ranks. Unknown ranks aren't checked."""
     if (own := shard_ranks(parameter)) is None:
         return
     given = group_ranks(group)

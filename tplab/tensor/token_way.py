@@ -1,4 +1,4 @@
-"""Chapter 07: a token's way through a small model with a tied table, recorded step by step for a picture.
+"""Chapter 07: the path of a token through a small model with a tied table, recorded step by step for a picture.
 
 The model has h = 2. Its first half looks up a sentence in a table whose rows are split over the ranks, and its second
 half computes the logits from the same table. In between, every rank computes the same thing. The loss is the mean
@@ -23,7 +23,7 @@ BODY = ((0.9, -0.6), (0.5, 1.1))  # what stands for the rest of the model: y = x
 
 @dataclass(frozen=True)
 class OnRank:
-    """What a rank had in each step of the token's way.
+    """What a rank had at each step of the token's path.
 
     start:     the id of its first row
     table:     its rows, [v/p, h]. Rows at the end may be padding
@@ -56,15 +56,15 @@ class OnRank:
 
 @dataclass(frozen=True)
 class TokenWay:
-    """A token's way on every rank.
+    """The path of a token through the model, on every rank.
 
     words:      the vocabulary
     ids:        the sentence
     place:      the position of the token in the sentence
     target:     the id of the next word
     ranks:      what each rank had
-    forward, backward: the number of all-reduces and the bytes of each, in the two ends. (The gather of the logits, from
-                which the loss is computed, isn't part of them.)
+    forward, backward: the number of all-reduces, and the bytes of each, at the two ends of the model. (The all-gather
+                of the logits, from which the loss is computed, isn't included.)
     """
 
     words: tuple[str, ...]
@@ -81,7 +81,7 @@ class TokenWay:
 
 
 def record_token(words: Sequence[str], sentence: str, token: str, p: int) -> TokenWay:
-    """Run the model on p ranks, forward and backward, and return the way of a token of the sentence.
+    """Run the model on p ranks, forward and backward, and return the path of one of the sentence's tokens.
 
     words: the vocabulary. Every word of the sentence has to be in it. `token` is one of the sentence's words except the
            last, because its target is the next word

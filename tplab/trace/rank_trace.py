@@ -92,7 +92,7 @@ class RankTrace:
 
     @property
     def link(self) -> str:
-        """The `slow_link` that it was traced on, in words, as a picture has to say. "" if there was none."""
+        """A description of the `slow_link` that the run was traced on, or "" if there was no slow link."""
         return ", ".join(dict.fromkeys(span.about["link"] for span in self.spans if "link" in span.about))
 
     @property
@@ -105,7 +105,7 @@ class RankTrace:
 
 @contextmanager
 def trace_rank() -> Iterator[RankTrace]:
-    """Context manager that traces what this rank does. Each rank has a separate trace, filled when the block ends.
+    """Context manager that traces what this rank does. The trace is filled in when the block ends.
 
         def step():
             with trace_rank() as trace:
@@ -115,9 +115,9 @@ def trace_rank() -> Iterator[RankTrace]:
         traces = launch(step, 2)
 
     On a CPU, torch's operations count as computation, and a collective is in flight from the call until the backend has
-    finished it, no matter when the rank waits for it. A message between two ranks counts only while the rank waits for
-    it. On a GPU, kernels are traced, and NCCL's kernels count as communication. Run the block once before you trace it,
-    because everything takes longer the first time.
+    finished it, no matter when the rank waits for it. A send or a receive counts as communication only while the rank
+    waits for it. On a GPU, kernels are traced, and NCCL's kernels count as communication. Run the block once before you
+    trace it, because everything takes longer the first time.
     """
     on_gpu = device().type == "cuda"
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise, every profile prints that it starts and stops

@@ -1,7 +1,7 @@
-"""Pictures of what runs returned, and controls that change them.
+"""Pictures of the results of runs, and controls for these pictures.
 
-The functions here draw what other modules computed, and compute nothing themselves. If a function's file has another
-name, the list shows it in parentheses:
+The functions here only draw what other modules computed. If a function is in a file with a different name, the list
+shows that name in parentheses:
 
     matrices                     small tensors with their values
     split                        a tensor split into one shard per rank
@@ -20,24 +20,24 @@ name, the list shows it in parentheses:
     heads                        the attention heads on each rank, with the K and V heads below their queries
     bill (memory)                what a GPU has to store, by category, compared with its memory
     live_memory (memory)         the memory in use at each moment of a run
-    parallelism (parallelisms)   data, tensor or pipeline parallelism: what each rank has, sends, and when it waits
+    parallelism (parallelisms)   data, tensor or pipeline parallelism: what each rank has and sends, and when it waits
     lookup                       a look-up in a table sharded by rows: what each rank finds, its zeros, the sum
     masks                        the positions that the dropout of each rank keeps
     layer                        a transformer layer on p ranks, and what its four operators sent
     schedule                     what every rank of a pipeline does when, and where it waits
-    token_way                    a token's way through both ends of a model: a picture per step, for play
-    clock                        a list of operations on the clock, with its waits: a picture per operation, for play
+    token_way                    a token's path through both ends of a model: a picture per step, for play
+    clock                        when each operation of a list runs or waits: a picture per operation, for play
     overlap                      two lanes per rank: when it computed, and when a collective was in flight
     time_bars (costs)            where the time goes, by category
     saved_activations (costs)    what autograd saves for a layer, by category
     against (costs)              a model's predictions compared with published values
     mesh                         for each axis of a mesh, which ranks form a group
-    poster                       a whole model: who wrote which block, and what each of them sends
+    poster                       a whole model: who wrote each block, and what the block sends
     explore (controls)           sliders for the arguments of a function
     play (controls)              a Play button for the steps of a run, below the same sliders
 
-A rank has the same (colorblind-safe) color in every picture, along with its number. A function that draws one picture
-returns a `Picture`, which is a matplotlib Figure that a notebook displays if it's on a cell's last line.
+Each rank is labeled with its number, and it has the same colorblind-safe color in every picture. A function that draws
+one picture returns a `Picture`, which is a matplotlib Figure that a notebook displays if it's on a cell's last line.
 """
 
 from tplab.viz.clock import clock

@@ -1,4 +1,4 @@
-"""A list of operations on the clock: one lane for what a rank computes, and one for what is on the wire.
+"""When each operation of a list runs: one lane for what a rank computes, and one for what is on the wire.
 
 compute   [ dZ ][ dB ][ dX ]▒▒ waits 8 ▒▒[ dA ]      28 ms
 wire                       [  message  ]
@@ -21,9 +21,9 @@ _HEIGHT = 0.8
 
 
 def clock(operations: Sequence[Operation[str]], *, kept: str = "") -> Frames:
-    """Return a picture per operation that takes time or waits, for `viz.play`. The last one shows all of them.
+    """Return pictures for `viz.play`, one per operation that takes time or waits. The last picture shows all of them.
 
-    kept: the name of a result. A line below the lanes shows how long it has to be kept
+    kept: if given, a line below the lanes shows how long the result with this name has to be kept in memory
 
     Raises OrderError for operations that can't be run in this order.
     """

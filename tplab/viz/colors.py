@@ -78,7 +78,7 @@ def rank_fill(rank: int | None) -> Any:
 
 
 class Picture(Figure):
-    """A figure that a notebook displays only once, and that looks sharp on every screen. It has no window to close."""
+    """A matplotlib Figure for notebooks. It's displayed only once, it looks sharp, and you don't have to close it."""
 
     _DPI = 144
     caption = "picture"

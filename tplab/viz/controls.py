@@ -56,13 +56,14 @@ class Frames(Sequence[Picture]):
 
 
 def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = None, **choices: Sequence[Any]) -> Any:
-    """Show function(**values) below one control per argument, and call it again for values that it hasn't shown yet.
+    """Show a control for each argument of the function and, below them, the result for the selected values.
 
         viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
-    The controls start at the values in `start`, or else at the first value of each argument. Outside a notebook, there
-    are no controls, and `explore` returns the function's result for these values. Raises ValueError for an argument
-    with no possible values, and for a start value that isn't one of the argument's values.
+    The controls start at the values in `start`, or else at the first value of each argument. The function is called
+    once for each selection. Outside a notebook, there are no controls, and `explore` returns the function's result for
+    the first values. Raises ValueError for an argument with no possible values, and for a start value that isn't one of
+    the argument's values.
     """
     first = _first(choices, dict(start or {}), "explore")
     if not _in_notebook():
@@ -85,11 +86,11 @@ def play(
 
         viz.play(record_a_run, p=(2, 4), start={"p": 4, "step": 3})
 
-    There's one control per argument, as in `explore`, and below them a slider for the step, which is the picture's
-    place in the sequence. `start` may contain a step for the first sequence. When an argument changes, the new sequence
-    starts at step 0. The function is called once for each choice of arguments. The Play button shows a new picture
-    every `seconds`. Outside a notebook, `play` returns the picture at the starting step. Raises ValueError in the same
-    cases as `explore`, and also if the first sequence doesn't have the starting step.
+    There's one control per argument, as in `explore`. Below them, a slider selects the step, which is the index of the
+    picture in the sequence. The first sequence starts at the step in `start`, or else at 0. When an argument changes,
+    the new sequence starts at step 0. The function is called once for each choice of arguments. The Play button shows a
+    new picture every `seconds`. Outside a notebook, `play` returns the picture at the starting step. Raises ValueError
+    in the same cases as `explore`, and also if the first sequence is too short for the starting step.
     """
     given = dict(start or {})
     step = given.pop(_STEP, 0)

@@ -21,7 +21,7 @@ def time_bars(
 ) -> Picture:
     """Draw one stacked bar per label: {"p = 8": {"compute": 3e-3, "communicate": 1e-3}}, in seconds.
 
-    notes: text after each bar, such as {"p = 8": "80 %"}; bars without a note show their sum
+    notes: text to write after a bar, such as {"p = 8": "80 %"}. A bar without a note gets its total
 
     Raises ValueError if there are no bars, or more than eight different parts.
     """
@@ -33,9 +33,10 @@ def time_bars(
 def saved_activations(
     bars: Mapping[str, Mapping[str, int]], *, title: str | None = None, scale: int | None = None
 ) -> Picture:
-    """Draw what autograd saves for backward, a bar per way to run a layer. `bars` contains bytes by category.
+    """Draw what autograd saves for backward, with one bar for each way of running a layer.
 
-    scale: bytes of the longest bar, to draw several pictures to the same scale (None: the longest bar here)
+    bars:  the bytes per category, for each bar: {"attention": {"scores": 4096}}
+    scale: the number of bytes that fill the width, to give several pictures the same scale (None: the largest total)
     """
     most = scale or max((sum(parts.values()) for parts in bars.values()), default=0)
     unit, factor = units.byte_unit(most)
@@ -75,7 +76,7 @@ def _stacked(
 
 
 def against(ratios: Mapping[str, float], *, title: str | None = None) -> Picture:
-    """Plot a model's predictions as shares of the published values: {"8 GPUs": 1.05} is 5% more than published."""
+    """Plot a model's predictions relative to the published values. {"8 GPUs": 1.05} is 5% above the published one."""
     if not ratios:
         raise ValueError("there are no figures to compare")
     widest = max(0.1, *(abs(ratio - 1) for ratio in ratios.values()))

@@ -15,7 +15,7 @@ def curves(
 ) -> Picture:
     """Draw one curve per label. If all curves coincide, a second chart shows how each differs from the first.
 
-    The curves may have different lengths. Differences are drawn for the steps that both curves have.
+    The curves may have different lengths. A difference ends where the shorter curve ends.
     """
     lines = {name: [float(value) for value in values] for name, values in losses.items()}
     apart = differences(lines)

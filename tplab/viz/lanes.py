@@ -1,4 +1,4 @@
-"""The stage of a token's way: one lane per rank, one below the other, with vectors, rows, bars and operators.
+"""The stage for a token's path: one lane per rank, one below the other, with vectors, rows, bars and operators.
 
 A lane has a place for each row of its rank's table, so that a row and its logit are at the same height. The token that
 the picture follows is gold. A vector has its rank's color if it's different on every rank, and it's gray if it's the

@@ -52,7 +52,7 @@ def matrices(
 ) -> Picture:
     """Draw tensors of at most two dimensions with their values, side by side, in as many lines as needed.
 
-    A matrix has the color of its rank, if there is one in its label ("rank 1: A").
+    If the label of a matrix names a rank, as in "rank 1: A", the matrix has that rank's color.
 
     tensors:  by label; for a list of tensors, such as the results of all ranks, one matrix per rank is drawn
     headings: names for the columns, shown above every matrix with that many columns

@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
 
 def poster(blocks: Sequence[Block], *, ranks: int, layer: slice, times: int, title: str) -> Picture:
-    """Draw the blocks from the top down. Those in the slice `layer` are repeated `times` times."""
+    """Draw the blocks from the top down. The blocks in the slice `layer` are one of `times` identical layers."""
     height = _TOP + sum(_height(block) for block in blocks) + 0.1
     with style():
         picture, axes = canvas(WIDTH, height, title)

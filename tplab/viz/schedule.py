@@ -21,7 +21,7 @@ _ENOUGH = 0.11  # inches that a number needs
 
 
 def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:
-    """Draw the result of `tplab.pipeline.simulate`. Each action is a box as long as its duration.
+    """Draw the result of `tplab.pipeline.simulate`. The length of each box is the duration of an action.
 
     The boxes contain micro-batch numbers. F is light, B and I are dark, W is light and hatched. A rank with several
     chunks of the model has a lane for each chunk, the first one on top.

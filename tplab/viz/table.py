@@ -37,9 +37,9 @@ class Table:
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
-    """Show rows of named values, which must all have the same names. Format numbers yourself, e.g. f"{loss:.4f}".
+    """Return a table with one column per name. All rows must have the same names. None leaves a cell empty.
 
-    A column is right-aligned if all its values are numbers, even as text. None leaves a cell empty.
+    Format numbers yourself, for example with f"{loss:.4f}". A column that contains only numbers is right-aligned.
     """
     if not rows:
         raise ValueError("table needs at least one row")

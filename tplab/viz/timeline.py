@@ -10,7 +10,7 @@ _KIND_HATCHES = ("////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++")
 
 
 def timeline(results: Any, *, title: str | None = None) -> Picture:
-    """Plot a run of `launch`, solid where a rank computes and hatched while it works or waits in a collective."""
+    """Draw a lane for each rank of a `launch` run: solid while it computes, and hatched while it's in a collective."""
     record, spans = results.record, list(results.spans)
     kinds = list(dict.fromkeys(collective.kind for collective in record))
     hatches = {kind: _KIND_HATCHES[index % len(_KIND_HATCHES)] for index, kind in enumerate(kinds)}

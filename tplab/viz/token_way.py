@@ -1,4 +1,4 @@
-"""A token's way, part one: from its ID to the logits of the next word, on every rank, one picture per step."""
+"""The path of a token, part one: from its ID to the logits of the next word, on every rank, one picture per step."""
 
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ STEPS = 9
 
 
 def token_way(way: Any) -> Frames:
-    """Return the pictures of a token's way, for `viz.play`.
+    """Return pictures that follow a token through the model, for `viz.play`.
 
-    way: a `tplab.tensor.TokenWay`, from `record_token`
+    way: the token's path, as returned by `tplab.tensor.record_token`
     """
     return Frames(STEPS, partial(_draw, way))
 

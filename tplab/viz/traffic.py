@@ -9,13 +9,14 @@ from tplab.viz.colors import FAINT, INK, NOBODY, WIDTH, Picture, chart, rank_col
 
 
 def traffic(record_or_results: Any, *, title: str | None = None, scale: int | None = None) -> Picture:
-    """Draw one bar of bytes per kind of collective, labeled with the number of calls and bytes.
+    """Draw a bar per kind of collective. Its length is the number of bytes, and its label shows the calls and bytes.
 
-    If the ranks differ in a kind of collective, each of them has a bar in its own color.
+    If the ranks have different numbers for a kind of collective, each rank has its own bar, in its own color. Bytes are
+    message sizes, counted the way nccl-tests counts them.
 
-    Accepts the result of `launch`, or a record. Bytes are message sizes, counted the way nccl-tests counts them.
-
-    scale: bytes of the longest bar that fits, for drawing pictures to the same scale (None: the longest bar here)
+    record_or_results: the result of `launch`, or a record
+    scale:             the number of bytes that fill the width, to give several pictures the same scale (None: the
+                       most bytes of any bar)
     """
     record: Record = getattr(record_or_results, "record", record_or_results)
     kinds = list(dict.fromkeys(collective.kind for collective in record))

@@ -19,9 +19,12 @@ def training(
     ylabel: str = "loss",
     from_zero: bool = False,
 ) -> Picture:
-    """Plot the (step, loss) points of a run, with rings for held-out text, and optionally (step, tokens/s) from zero.
+    """Plot the loss over the steps of a run and, in a second chart, its speed.
 
-    ylabel, from_zero    label of the first curve if it isn't a loss, and whether its axis starts at zero
+    losses               the (step, loss) points
+    speeds               the (step, tokens/s) points; if there are none, only the loss is plotted
+    evaluations          the (step, loss) points of held-out text, which are drawn as circles
+    ylabel, from_zero    the label of the first curve if it isn't a loss, and whether its axis starts at zero
     """
     with style():
         picture = Picture(figsize=(WIDTH, 2.75), layout="constrained")
@@ -95,9 +98,9 @@ def compared(
 
 
 def scaling(lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up") -> Picture:
-    """Plot a value such as the speed-up over the number of ranks, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
+    """Plot values such as speed-ups over the number of ranks, on logarithmic axes: {"measured": {1: 1.0, 2: 1.7}}.
 
-    The first line is bold; the others are for comparison, as is a thin one for perfect scaling.
+    The first line is bold. The other lines are for comparison. A thin line shows perfect scaling.
     """
     counts = sorted({count for line in lines.values() for count in line})
     with style():

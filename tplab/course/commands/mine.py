@@ -130,7 +130,7 @@ def page(course: Course, since: int | None = None) -> LibraryPage:
 
 
 def library(chapter: int | str | None = None) -> LibraryPage:
-    """Return a page that shows what you have written so far, and what your library can do since `chapter`, if given."""
+    """Return a page about your library. If `chapter` is given, it shows only the abilities that this chapter added."""
     since = parse_chapter(chapter) if isinstance(chapter, str) else chapter
     course = own_course(Path.cwd())
     return page(course, since) if course else LibraryPage("Your library", [], [NOT_STARTED])

@@ -38,5 +38,5 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def progress() -> ProgressPage:
-    """Return your progress as a page. A notebook displays it with links and tables, and anything else as text."""
+    """Return a page that shows your progress: links and tables in a notebook, and plain text in a terminal."""
     return ProgressPage(standings(find_course(Path.cwd())), Path.cwd())
