@@ -58,10 +58,12 @@ def constant(name: str, value: Any) -> str:
 
 
 def members(kind: type) -> list[tuple[str, Any]]:
-    """The documented public methods and properties that a class defines itself."""
-    found = [(name, value) for name, value in vars(kind).items() if not name.startswith("_")]
+    """The documented public methods and properties that a class defines itself, but not what Python or a base adds."""
     return [
-        (name, value) for name, value in found if callable(value) or hasattr(value, "__get__") if documentation(value)
+        (name, value)
+        for name, value in vars(kind).items()
+        if isinstance(value, property) or getattr(value, "__module__", "").startswith("tplab.")
+        if not name.startswith("_") and documentation(value)
     ]
 
 
