@@ -11,6 +11,8 @@ from typing import Any
 
 import tplab
 
+KINDS = (FunctionType, classmethod, staticmethod, property)
+
 
 def write_reference(folder: Path) -> None:
     """Write one page per room, plus `tplab` itself, into `folder`, which must exist."""
@@ -62,8 +64,8 @@ def members(kind: type) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in vars(kind).items()
-        if isinstance(value, property) or getattr(value, "__module__", "").startswith("tplab.")
-        if not name.startswith("_") and documentation(value)
+        if not name.startswith("_") and isinstance(value, KINDS) and documentation(value)
+        if getattr(value, "__module__", "tplab").startswith("tplab")
     ]
 
 
