@@ -23,7 +23,7 @@ def start_row(settings: Settings, **other: Any) -> dict[str, Any]:
     return {"kind": "start", "time": "2026-03-01T12:00:00+00:00", "settings": asdict(settings), "machine": MACHINE,
             "ranks": settings.ranks, "backend": "gloo", "shares_memory": False, "device": "cpu",
             "parameters": 2_410_000, "layers": settings.layers, "step": 1, "resumed_from": None, "plan": plan(settings),
-            "changes": {}, "answers": None, "used": [], **other}  # fmt: skip
+            "changes": {}, "answers": None, **other}  # fmt: skip
 
 
 def plan(settings: Settings) -> dict[str, Any]:

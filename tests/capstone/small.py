@@ -17,7 +17,7 @@ from tplab.tensor.full_state import full_state_dict
 SMALL = Settings(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, seq_length=16, precision="float64", steps=8,
     batch_size=8, micro_batch_size=8, learning_rate=2e-2, min_learning_rate=1e-3, warmup_steps=3, max_norm=0.5, seed=3,
-    evaluate_every=0, evaluation_batches=1, sample_tokens=0, save_every=0, async_save=False, plan=False,
+    evaluate_every=0, evaluation_batches=1, sample_tokens=0, save_every=0, plan=False,
 )  # fmt: skip
 
 

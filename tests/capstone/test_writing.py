@@ -194,22 +194,14 @@ def test_what_arrives_in_two_parts_is_shown_whole(tmp_path: Path):
         ("run", ["--temperature", "nan"], "temperature=nan should be 0"),
         ("run", ["--top-k", "-1"], "top_k=-1 should be 0 or more"),
         ("run", ["--seed", "-1"], "seed=-1 should be between 0 and"),
-        ("damaged", [], ".distcp was changed or truncated. It had .* bytes and the SHA-256 .*, but now it has"),
     ],
 )
 def test_what_cannot_be_written_is_said_in_one_line(folder, flags, says, settings, capsys, tmp_path):
     run = Path(settings.folder)
     if folder == "empty":
         (tmp_path / folder).mkdir()
-    elif folder in ("without", "damaged"):
-        shutil.copytree(run, tmp_path / folder, symlinks=True, ignore=lambda *_: ["tokens"])
-        steps = tmp_path / folder / "checkpoints"
-        if folder == "without":
-            shutil.rmtree(steps)
-        else:
-            data = bytearray((steps / "step-000006" / "__0_0.distcp").read_bytes())
-            data[len(data) // 2] ^= 1
-            (steps / "step-000006" / "__0_0.distcp").write_bytes(data)
+    elif folder == "without":
+        shutil.copytree(run, tmp_path / folder, symlinks=True, ignore=lambda *_: ["tokens", "checkpoints"])
     where = run if folder == "run" else tmp_path / folder
     assert main(["sample", str(where), *flags]) == 2
     said = capsys.readouterr()

@@ -144,6 +144,7 @@ def _on_ranks_of_its_own(settings: Settings) -> int:
     with locked(folder):
         pass  # without this check, every rank would fail, and only after the text is prepared
     answers = _answers(settings)
+    print("Preparing the text. The first run takes longer, because it turns the text into tokens.", flush=True)
     print(prepare(settings))
     tell, backend = ConsoleLog(settings.last_step), backend_for(settings.ranks)
     with hand_on(folder):

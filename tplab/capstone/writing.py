@@ -25,7 +25,7 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from tplab.capstone.checkpoints.folders import StepFolders, check_files, read_manifest
+from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS
@@ -110,7 +110,7 @@ def sample(
         raise ValueError(f"seed={seed} should be between 0 and 2^32 - 1 = {LARGEST_SEED}")
     check_text("prompt", prompt)
     checkpoint = _checkpoint_of(folder, step)
-    files = TokenFiles(folder / "tokens", check=False)
+    files = TokenFiles(folder / "tokens")
     ids = files.tokenizer.encode(prompt).ids
     if not ids:
         raise ValueError('the prompt is empty, but the model needs some text to continue, such as --prompt "def "')
@@ -201,7 +201,7 @@ def _new_ids(model: ParallelGPT, request: Request, place: torch.device) -> Itera
 
 
 def _checkpoint_of(folder: Path, step: int | None) -> Path:
-    """Return the path of the step's checkpoint, or of the newest if `step` is None. Raises an error if it's damaged."""
+    """Return the path of the step's checkpoint, or of the newest if `step` is None."""
     folders = StepFolders(folder / "checkpoints")
     steps = folders.steps()
     if not steps:
@@ -212,9 +212,7 @@ def _checkpoint_of(folder: Path, step: int | None) -> Path:
         raise FileNotFoundError(
             f"the run in {folder} has no checkpoint of step {step}. It has checkpoints of {', '.join(map(str, steps))}"
         )
-    path = folders.path(steps[-1] if step is None else step)
-    check_files(path, read_manifest(path))
-    return path
+    return folders.path(steps[-1] if step is None else step)
 
 
 def main(argv: Sequence[str]) -> int:

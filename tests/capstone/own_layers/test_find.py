@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.capstone.a_few_steps import SMALL, variant
+from tests.capstone.a_few_steps import SMALL
 from tests.capstone.own_layers.libraries import Libraries, solution
 from tplab.capstone.own_layers.find import NotReady, find_answers
-from tplab.capstone.own_layers.link import needed, used
 from tplab.course.learn import library
 from tplab.course.learn.course_files import Course, all_chapters
+from tplab.course.learn.my_tp import FOR_A_GPT
 from tplab.course.learn.start import start
 
 MINE = solution("5.2").replace("    def forward(", "    # as I understand it\n    def forward(")
@@ -59,9 +59,12 @@ def rewrite(course: Course, exercise: str, source: str) -> None:
 def test_what_is_in_the_library_is_the_learners_unless_it_was_copied(libraries):
     course = libraries.course({"5.2": MINE})
     answers = find_answers(course.folder)
-    assert set(answers.whose) == set(needed())
+    assert set(answers.whose) == set(FOR_A_GPT)
     assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
     assert answers.checked["5.2"].startswith("passed on 20")
+    counted = {exercise: count for exercise, count in answers.lines.items() if exercise in ("8.1", "8.2", "8.3")}
+    (module,) = (one for one in library.modules(course) if one.chapter == 8)
+    assert sum(counted.values()) == module.lines
     for name, text in answers.files.items():
         assert (course.folder / library.PACKAGE / name).read_text() == text, "the files are those of the package"
     assert "# as I understand it" in answers.files["mlp.py"]
@@ -71,12 +74,10 @@ def test_what_is_in_the_library_is_the_learners_unless_it_was_copied(libraries):
 def test_a_blank_course_lists_all_that_is_to_do_and_the_command(started):
     with pytest.raises(NotReady) as error:
         find_answers(started.folder)
-    for exercise in needed():
+    for exercise in FOR_A_GPT:
         assert f"  {exercise} " in str(error.value)
-    assert "tplab check 3 4 5 6 7 8 10 11 12 14" in str(error.value)
+    assert "tplab check 3 4 5 6 7 8 10 14" in str(error.value)
     assert "ColumnParallelLinear: isn't written yet" in str(error.value)
-    with pytest.raises(NotReady, match="tplab check 3 4 5 6 7 8 10 14"):
-        find_answers(started.folder, variant(layers="mine", tp=2))
 
 
 def test_the_courses_solutions_train_where_one_says_so(started, libraries):
@@ -108,14 +109,14 @@ def half(started, libraries) -> Course:
     """A learner's folder with blank notebooks, and a library that ends with chapter 6. 5.2 is in their own words."""
     course = libraries.course({"5.2": MINE})
     shutil.copytree(started.folder, course.folder, dirs_exist_ok=True, ignore=lambda folder, names: [library.STORE])
-    forget(course, *(exercise for exercise in needed() if exercise not in HALF))
+    forget(course, *(exercise for exercise in FOR_A_GPT if exercise not in HALF))
     return course
 
 
 def test_half_of_the_answers_train_and_it_is_said_which(half, capsys):
-    settings = variant(layers="mine", tp=2)
-    answers = find_answers(half.folder, settings)
-    rest = [exercise for exercise in needed(settings) if exercise not in HALF]
+    rewrite(half, "8.3", solution("8.3") + "\n# not checked yet\n")
+    answers = find_answers(half.folder, SMALL)
+    rest = [exercise for exercise in FOR_A_GPT if exercise not in (*HALF, "8.3")]
     assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
     assert all(answers.checked[exercise] == "in place of one that isn't written yet" for exercise in rest)
     assert "# as I understand it" in answers.files["mlp.py"]
@@ -124,23 +125,12 @@ def test_half_of_the_answers_train_and_it_is_said_which(half, capsys):
     copied = ", ".join(exercise for exercise in HALF[:-1] if exercise != "5.2")
     assert f"Your library has the course's solutions for {copied} and 6.2." in told
     missing = f"{', '.join(rest[:-1])} and {rest[-1]}"
-    assert told.endswith(f"For {missing}, the course's solution is used, because your own answer isn't written yet.")
-
-
-def test_an_answer_that_fails_is_refused_or_replaced_if_one_says_so(half, capsys):
-    rewrite(half, "8.3", solution("8.3") + "\n# not checked yet\n")
-    settings = variant(layers="mine", tp=2)
+    assert f"For {missing}, the course's solution is used, because your own answer isn't written yet." in told
+    assert "For 8.3, the course's solution is used, because your own answer hasn't passed its check." in told
     with pytest.raises(NotReady, match="--missing tplab") as error:
-        find_answers(half.folder, settings)
-    assert [line[:6] for line in str(error.value).splitlines() if line.startswith("  ")] == ["  8.3 "]
-    answers = find_answers(half.folder, replace(settings, missing="tplab"))
-    assert (answers.whose["8.3"], answers.whose["5.2"]) == ("the course's solution", "yours")
-    said = capsys.readouterr().out
-    assert "For 8.3, the course's solution is used, because your own answer hasn't passed its check." in said
-    with pytest.raises(NotReady) as error:
-        find_answers(half.folder, replace(settings, missing="error"))
+        find_answers(half.folder, replace(SMALL, missing="error"))
     named = [line for line in str(error.value).splitlines() if line.startswith("  ")]
-    assert len(named) == len(needed(settings)) - len(HALF)
+    assert len(named) == len(rest) + 1
 
 
 def test_a_newer_answer_in_the_notebook_is_said(started, libraries, capsys):
@@ -159,25 +149,6 @@ def test_a_package_edited_by_hand_is_refused(libraries):
     path.write_text(path.read_text() + "\nmore = 1\n")
     with pytest.raises(NotReady, match=r"linear.py in .*my_tp was edited after the check"):
         find_answers(course.folder)
-
-
-def test_only_what_the_settings_need_is_asked_for():
-    assert len(needed()) == 19
-    plain = needed(variant(tp=2))
-    assert "3.2" in plain
-    assert not {"11.2", "12.2", "12.3"} & set(plain)
-    assert "11.2" in needed(variant(tp=2, async_grad_allreduce=True))
-    cut = needed(variant(tp=2, sequence_parallel=True, async_grad_allreduce=True))
-    assert {"12.2", "12.3", "3.3"} <= set(cut)
-    assert not {"3.2", "11.2"} & set(cut)
-    assert not {"3.2", "3.3", "12.2"} & set(needed(variant(tp=2, dp=2, batch_size=8, sequence_parallel=True)))
-
-
-def test_answers_that_were_not_looked_for_are_named(libraries):
-    answers = find_answers(libraries.base.folder, variant(layers="mine", tp=2))
-    cut = variant(layers="mine", tp=2, sequence_parallel=True)
-    with pytest.raises(ValueError, match=r"also needs the answers to 12.2, 12.3"):
-        used(answers.whose, cut)
 
 
 def test_the_library_is_found_from_every_folder_of_the_course(libraries, monkeypatch, tmp_path):

@@ -19,13 +19,11 @@ import torch.distributed as dist
 
 from tests.capstone.small import apart, plain_losses, small, write_text
 from tplab import launch
-from tplab.capstone.checkpoints import writer as checkpoints
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import Row, read_log, steps_of
 from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.signals import stop_file
 from tplab.capstone.training.step import Step
-from tplab.checkpoint.sharded import write_sharded
 
 Report = dict[str, Any]
 
@@ -195,39 +193,6 @@ def test_a_loss_that_is_no_number_is_told_with_the_losses_of_the_checkpoints(tex
     assert sorted(losses) == [1, 2, 3], "what isn't a number has no place in JSON"
     assert said.startswith("the loss of step 4 is nan, so the training has diverged. Nothing has been saved since. ")
     assert f"Saved so far: step 2 (loss {losses[2]:.3f}) and step 3 (loss {losses[3]:.3f}). " in said
-
-
-NORM = torch.ones(())
-
-
-def write_slowly(*args: Any, **options: Any) -> Any:
-    time.sleep(0.5)
-    return write_sharded(*args, **options)
-
-
-def fail_to_write(*args: Any, **options: Any) -> Any:
-    raise OSError("no room")
-
-
-@pytest.mark.parametrize(
-    ("write", "left", "said"),
-    [(write_slowly, [1], "Saved so far: step 1"), (fail_to_write, [], "There is no checkpoint")],
-)
-def test_what_is_said_of_a_checkpoint_under_way_is_so_when_the_run_fails(write, left, said, text, monkeypatch):
-    monkeypatch.setattr(checkpoints, "write_sharded", write)
-    settings = small(text, f"nan {len(left)}", steps=9, save_every=1, async_save=True)
-    step = Step.run
-    monkeypatch.setattr(Step, "run", lambda self, number, *batch: (step(self, number, *batch)[0] / (number < 2), NORM))
-    assert said in raises(settings)
-    assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).folders.steps() == left
-
-
-def test_a_rank_that_fails_alone_waits_for_its_checkpoint_under_way(text, monkeypatch):
-    monkeypatch.setattr(checkpoints, "write_sharded", write_slowly)
-    settings = small(text, "fails alone", save_every=1, async_save=True)
-    with pytest.raises(OSError, match="no room"):
-        train(settings, tell=at_step_2(fail_to_write))
-    assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).folders.steps() == [1]
 
 
 @pytest.mark.parametrize("case", ["signal", "file"])

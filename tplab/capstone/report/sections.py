@@ -298,8 +298,6 @@ def layers(run: Run) -> Iterator[Block]:
             since = f"Since step {start['step']:,}: " if len(run.starts) > 1 else ""
             yield since + whose_is_what(**answers)
         whose = answers and answers["whose"]
-    if used := run.start["used"]:
-        yield viz.table(used)
 
 
 def text(run: Run) -> Iterator[Block | Missing]:

@@ -40,7 +40,7 @@ PRESETS: dict[str, Settings] = {
         folder="runs/notebook", layers="mine", data_limit=1_000_000, vocab_size=512, num_layers=2, hidden_size=64,
         num_heads=4, seq_length=64, tp=2, steps=60, batch_size=8, micro_batch_size=8, learning_rate=3e-3,
         min_learning_rate=3e-4, warmup_steps=20, beta2=0.99, evaluate_every=0, sample_tokens=60, save_every=5,
-        async_save=False, plan=False,
+        plan=False,
     ),
     "laptop": _LAPTOP,
     "llama": replace(  # a small Llama 3, with about as many parameters per layer as "laptop"

@@ -22,7 +22,7 @@ from tplab.memory.memory_bill import Layout, layers_of_stage
 
 Layers = Literal["tplab", "mine", "plain"]
 Activation = Literal["gelu", "gelu_tanh"]
-Missing = Literal["todo", "tplab", "error"]
+Missing = Literal["tplab", "error"]
 Precision = Literal["float32", "bfloat16", "float64"]
 Zero = Literal[0, 1, 2, 3]
 FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
@@ -30,7 +30,7 @@ LARGEST_SEED = 2**32 - 1  # so that the larger seeds of individual micro-batches
 
 ONLY_OF_TPLAB = (  # layers other than tplab's only support the defaults of these settings
     "num_kv_heads", "ffn_hidden_size", "activation", "gated", "bias", "qkv_bias", "tied_embedding",
-    "learned_positions", "sliding_window", "norm_eps", "dropout", "pp", "zero",
+    "learned_positions", "sliding_window", "norm_eps", "dropout", "pp", "zero", "sequence_parallel", "recompute",
 )  # fmt: skip
 GROUPS = {  # the first setting of each group, and the group's title in the help
     "folder": "the run",
@@ -68,7 +68,7 @@ class Settings:
     )  # fmt: skip
     chapters: str = _of(".", "for --layers mine: your folder, or the one that contains my_course/", changes=FREE)
     missing: Missing = _of(
-        "todo", "use the course's answers for unsolved exercises (todo), failing ones too (tplab), or never (error)",
+        "tplab", "use the course's solutions for answers that haven't passed (tplab), or don't train (error)",
         changes=FREE,
     )  # fmt: skip
     start_from: str | None = _of(
@@ -126,7 +126,6 @@ class Settings:
     prompt: str = _of("def", "text with which each sample begins", changes=FREE)
     save_every: int = _of(100, "save a checkpoint every N steps (0: never)", 0, FREE)
     keep: int = _of(2, "number of recent checkpoints to keep", 1, FREE)
-    async_save: bool = _of(True, "keep training while a checkpoint is being written", changes=FREE)
     plan: bool = _of(True, "time the kernels of a layer first, and predict the run from them", changes=FREE)
 
     def __post_init__(self) -> None:
@@ -240,7 +239,7 @@ def check_text(name: str, text: str) -> None:
 def _check_combinations(s: Settings) -> None:
     """Raise ValueError for settings that don't work together, and say which one to change."""
     sizes = {"num_kv_heads": s.num_heads, "ffn_hidden_size": 4 * s.hidden_size}  # what None means
-    for name in {"tplab": (), "mine": ONLY_OF_TPLAB, "plain": (*ONLY_OF_TPLAB, "tp", "dp", "recompute")}[s.layers]:
+    for name in {"tplab": (), "mine": ONLY_OF_TPLAB, "plain": (*ONLY_OF_TPLAB, "tp", "dp")}[s.layers]:
         value, default = getattr(s, name), getattr(Settings, name)
         only = sizes.get(name, default)
         if value not in (default, only):

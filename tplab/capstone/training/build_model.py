@@ -1,9 +1,9 @@
 """Build the model that a run trains. Its layers are the course's, the learner's, or plain ones.
 
-    layers      parameters are        gradient sums after backward         the norm is from
-    "tplab"     shards                `TrainingStep` does all of them      tplab.data.grad_norm
-    "mine"      shards                learner's 12.3 (sequence_parallel)   the learner's 14.4
-    "plain"     full, on one rank     nothing                              tplab.data.grad_norm
+    layers      parameters are        the gradient norm is from
+    "tplab"     shards                tplab.data.grad_norm
+    "mine"      shards                the learner's 14.4
+    "plain"     full, on one rank     tplab.data.grad_norm
 
 With pp > 1, which requires layers="tplab", the model is this rank's pipeline stage.
 
@@ -90,7 +90,7 @@ def build_model(
                 'layers="mine" needs answers=find_answers(Path("my_course"), settings) and, even for a single rank, a '
                 "process group and its mesh, because your layers ask torch.distributed for their rank"
             )
-        model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
+        model = assemble(answers, config, mesh=mesh, device=device, dtype=dtype)
         copy_shards(drawn, model)
         return model
 
@@ -99,8 +99,7 @@ def training_step(
     model: nn.Module, optimizer_class: Callable[..., Optimizer], mesh: DeviceMesh | None = None, **options: Any
 ) -> TrainingStep:
     """Return the `TrainingStep` for a model. `options` are options for the step and for the optimizer."""
-    hooks = hooks_of(model)
-    return TrainingStep(model, optimizer_class, mesh=mesh, finish=hooks.finish_gradients, norm=hooks.norm, **options)
+    return TrainingStep(model, optimizer_class, mesh=mesh, norm=hooks_of(model).norm, **options)
 
 
 def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:

@@ -18,7 +18,7 @@ appends a new "start" row, and steps that the killed run completed after its las
 import json
 import mmap
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +28,6 @@ from typing import Any
 import torch.distributed as dist
 
 from tplab.capstone.loop import learning_rate
-from tplab.capstone.own_layers.link import used
 from tplab.capstone.settings.run_folder import LOG
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.meter import this_machine
@@ -78,15 +77,14 @@ class Log:
             self.tell(row)
 
 
-def start_row(settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks) -> Row:
-    """Return the part of a "start" row that describes the run. For `idle`, see `TrainingHooks`."""
+def start_row(settings: Settings, answers: Any, ranks: Ranks) -> Row:
+    """Return the part of a "start" row that describes the run."""
     return {
         "kind": "start", "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "settings": asdict(settings), "machine": this_machine(), "ranks": ranks.size,
         "backend": None if ranks.mesh is None else dist.get_backend(), "shares_memory": ranks.shares,
         "device": ranks.device.type, "parameters": parameter_count(settings.model), "layers": settings.layers,
-        "used": [] if answers is None else used(answers.whose, settings, idle),
-        "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},
+        "answers": answers and {name: getattr(answers, name) for name in ("whose", "checked", "lines")},
     }  # fmt: skip
 
 

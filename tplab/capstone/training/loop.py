@@ -17,7 +17,7 @@ never been interrupted.
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,7 +30,7 @@ from tplab.capstone.loop import learning_rate
 from tplab.capstone.planning.predictions import plan
 from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.build_model import build_model, hooks_of
+from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.log import Log, Row, start_row, step_row
 from tplab.capstone.training.meter import Clock, Meter
 from tplab.capstone.training.ranks import Ranks, join
@@ -41,7 +41,6 @@ from tplab.checkpoint.files import together
 from tplab.runtime import record
 
 ASKED = "asked to stop"  # why a run ended, if by a signal or a `stop` file
-A_SAVE_MAY_TAKE = 60.0  # how long a failed rank waits for a save in progress, in seconds
 
 
 @dataclass
@@ -85,17 +84,14 @@ class _Run:
 
     def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop, meter: Meter) -> None:
         self.settings, self.answers, self.ranks, self.stop, self.meter = settings, answers, ranks, stop, meter
-        self.checkpoints = Checkpoints(
-            Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.mesh
-        )
+        self.checkpoints = Checkpoints(Path(settings.folder, "checkpoints"), settings.keep, ranks.mesh)
         newest = self.checkpoints.latest()
         self.model = build_model(
             settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers, weights=newest is None
         )
         self.step = Step(self.model, settings, ranks)
         self.optimizer = self.step.training.optimizer
-        extra = self.checkpoints.load(newest, self.model, self.optimizer) if newest else {}
-        self.resumed_from: int | None = extra.get("step")
+        self.resumed_from = self.checkpoints.load(newest, self.model, self.optimizer) if newest else None
         self.done = self.saved = self.resumed_from or 0
         self.tokens = prepare(settings)
         if settings.compile:
@@ -114,17 +110,12 @@ class _Run:
             changes = changes_of(settings)
             write_settings(settings)
         self.log = Log(Path(settings.folder), writes=writes, tell=tell)
-        try:
-            begins = {"step": self.done + 1, "resumed_from": self.resumed_from, "changes": changes, "plan": made}
-            self.log.write(start_row(settings, self.answers, hooks_of(self.model).idle, self.ranks) | begins)
-            why = self._why(self._steps())
-            with record(keep=False):
-                self._keep(asked=why == ASKED)
-                self.checkpoints.wait()
-            self.log.write({"kind": "end", "step": self.done, "why": why})
-        except Exception:
-            self.checkpoints.linger(A_SAVE_MAY_TAKE)
-            raise
+        begins = {"step": self.done + 1, "resumed_from": self.resumed_from, "changes": changes, "plan": made}
+        self.log.write(start_row(settings, self.answers, self.ranks) | begins)
+        why = self._why(self._steps())
+        with record(keep=False):
+            self._keep(asked=why == ASKED)
+        self.log.write({"kind": "end", "step": self.done, "why": why})
         return Outcome(self.done, self.losses, why, settings.folder)
 
     def _steps(self) -> bool:
@@ -187,8 +178,6 @@ class _Run:
 
     def _diverged(self, step: int, what: str) -> NoReturn:
         self.log.write({"kind": "end", "step": step, "why": what})
-        with record(keep=False), suppress(Exception):
-            self.checkpoints.wait()
         rate = learning_rate(step, self.settings)
         raise FloatingPointError(
             f"{what}, so the training has diverged. Nothing has been saved since. {self._saved_so_far()}To fix it, "
