@@ -32,7 +32,7 @@ def flags(tmp_path: Path) -> list[str]:
     """Of a run that doesn't end by itself."""
     SMALL.save(tmp_path / "small.yaml")
     text = write_text(tmp_path / "text")
-    changes = ["--tp", "2", "--precision", "float32", "--steps", "100000", "--save-every", "5", "--async-save"]
+    changes = ["--tp", "2", "--precision", "float32", "--steps", "100000", "--save-every", "5"]
     return ["--config", str(tmp_path / "small.yaml"), "--data", str(text), "--folder", str(tmp_path / "run"), *changes]
 
 

@@ -6,7 +6,7 @@
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 2 --pp 2 --dp 2 --zero 1
 
 Without torchrun, the command starts tp · pp · dp processes itself. For several machines, see
-tplab/capstone/capstone.slurm. To stop a run, press Ctrl-C, send SIGTERM, or `touch FOLDER/stop`. It then saves a
+tplab/capstone/capstone.slurm. To stop a run, press Ctrl-C, or with torchrun, `touch FOLDER/stop`. It then saves a
 checkpoint. Run the same command again to resume from the newest checkpoint.
 
 If a rank fails, torchrun ends all of them. With --max-restarts 3, it restarts them up to three times, and they resume
@@ -45,7 +45,7 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.console import ConsoleLog
 from tplab.capstone.training.loop import ASKED, Outcome, train
 from tplab.capstone.training.ranks import check_started
-from tplab.capstone.training.signals import hand_on
+from tplab.capstone.training.stopping import stops_on_signal
 from tplab.checkpoint.files import gathered
 from tplab.runtime import RankError, launch, torchrun
 from tplab.runtime.devices import backend_for
@@ -147,7 +147,7 @@ def _on_ranks_of_its_own(settings: Settings) -> int:
     print("Preparing the text. The first run takes longer, because it turns the text into tokens.", flush=True)
     print(prepare(settings))
     tell, backend = ConsoleLog(settings.last_step), backend_for(settings.ranks)
-    with hand_on(folder):
+    with stops_on_signal(folder):
         outcome = launch(train, settings.ranks, args=(settings, answers, tell), backend=backend, timeout=None)[0]
     print(_summary(outcome))
     return 0

@@ -8,7 +8,7 @@ import torch
 from tplab.capstone import command
 from tplab.capstone.command import parser
 from tplab.capstone.settings.io import PRESETS, from_values, preset_for, read_settings, settings_of
-from tplab.capstone.settings.settings import OF_THE_LAYOUT, RETUNED, Settings, changed
+from tplab.capstone.settings.settings import OF_THE_LAYOUT, Settings, changed
 from tplab.capstone.training.ranks import check_started, join
 
 
@@ -72,8 +72,8 @@ def test_every_field_has_a_flag_and_help_is_in_groups():
 def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("steps: 7\nlearning_rate: 1e-3\n")
-    flags = ["--preset", "laptop", "--config", str(file), "--steps", "9", "--tp", "4", "--no-async-save"]
-    expected = replace(PRESETS["laptop"], learning_rate=1e-3, steps=9, tp=4, async_save=False)
+    flags = ["--preset", "laptop", "--config", str(file), "--steps", "9", "--tp", "4", "--no-plan"]
+    expected = replace(PRESETS["laptop"], learning_rate=1e-3, steps=9, tp=4, plan=False)
     assert settings_of(vars(parser().parse_args(flags))) == expected
 
 
@@ -149,7 +149,6 @@ def test_how_a_run_is_laid_out_may_change():
         "layers", "async_grad_allreduce", "shared_memory", "recompute", "compile",
     }  # fmt: skip
     tuned = replace(before, learning_rate=1e-2, precision="bfloat16", keep=1)
-    assert changed(tuned, before, RETUNED) == {"learning_rate": (1e-3, 1e-2), "precision": ("float32", "bfloat16")}
     assert changed(tuned, before) == {}
     other = replace(before, num_layers=2, gated=True, seed=1, precision="float64")
     assert set(changed(other, before)) == {"num_layers", "gated", "seed", "precision"}

@@ -3,9 +3,7 @@
 Each setting has a default, a line of help, perhaps a minimum, and a kind, which says if a resumed run may change it.
 
     LAYOUT      may change: how the ranks train the same model. The losses stay the same
-    FREE        may change: what doesn't affect the training, such as the log and the checkpoints
-    RETUNED     may change, because otherwise a diverged run couldn't be rescued. The log and the report say what was
-                changed, and at which step
+    FREE        may change: the log and the checkpoints, and what may rescue a run that has diverged
     FIXED       must not change, because a different model, text or order of the data would make it a different run
 """
 
@@ -25,7 +23,7 @@ Activation = Literal["gelu", "gelu_tanh"]
 Missing = Literal["tplab", "error"]
 Precision = Literal["float32", "bfloat16", "float64"]
 Zero = Literal[0, 1, 2, 3]
-FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
+FIXED, LAYOUT, FREE = "fixed", "layout", "free"
 LARGEST_SEED = 2**32 - 1  # so that the larger seeds of individual micro-batches fit into 64 bits
 
 ONLY_OF_TPLAB = (  # layers other than tplab's only support the defaults of these settings
@@ -55,7 +53,7 @@ class Settings:
     """
 
     folder: str = _of("runs/capstone", "folder for the log, the checkpoints and the report", changes=FREE)
-    steps: int = _of(200, "optimizer steps of the full run and of its learning rate schedule", 1, RETUNED)
+    steps: int = _of(200, "optimizer steps of the full run and of its learning rate schedule", 1, FREE)
     stop_after: int | None = _of(None, "stop after this step; the same command without this flag resumes", 1, FREE)
     seed: int = _of(0, "random seed for weights, dropout and the order of the data", 0)
 
@@ -108,17 +106,17 @@ class Settings:
 
     batch_size: int = _of(16, "sequences per step, over all replicas and micro-batches", 1)
     precision: Precision = _of(
-        "float32", "precision of matmuls; weights stay float32 (float64 is for comparing runs)", changes=RETUNED
+        "float32", "precision of matmuls; weights stay float32 (float64 is for comparing runs)", changes=FREE
     )
-    learning_rate: float = _of(1e-3, "the highest learning rate, right after the warm-up", 0, RETUNED)
-    min_learning_rate: float = _of(1e-4, "the lowest learning rate, at the end of the cosine", 0, RETUNED)
-    warmup_steps: int = _of(20, "length of the linear warm-up", 0, RETUNED)
+    learning_rate: float = _of(1e-3, "the highest learning rate, right after the warm-up", 0, FREE)
+    min_learning_rate: float = _of(1e-4, "the lowest learning rate, at the end of the cosine", 0, FREE)
+    warmup_steps: int = _of(20, "length of the linear warm-up", 0, FREE)
     weight_decay: float = _of(0.1, "AdamW's weight decay, which only applies to matrices", 0)
     beta1: float = _of(0.9, "AdamW's beta1", 0)
     beta2: float = _of(0.95, "AdamW's beta2", 0)
-    max_norm: float = _of(1.0, "clip the gradient to this norm (0: don't clip)", 0, RETUNED)
+    max_norm: float = _of(1.0, "clip the gradient to this norm (0: don't clip)", 0, FREE)
 
-    log_every: int = _of(1, "log every N steps (0: never)", 0, FREE)
+    log_every: int = _of(1, "log every N steps", 1, FREE)
     evaluate_every: int = _of(100, "compute the loss on held-out text every N steps (0: only at the end)", 0, FREE)
     evaluation_batches: int = _of(4, "batches of held-out text per evaluation", 1, FREE)
     sample_every: int = _of(0, "generate a sample every N steps (0: only at the end)", 0, FREE)
@@ -202,14 +200,14 @@ OF_THE_LAYOUT = [name for name, kind in _CHANGES.items() if kind == LAYOUT]
 MATTER = [name for name in _CHANGES if name in OF_THE_MODEL or name in (*OF_THE_LAYOUT, "precision", "batch_size")]
 
 
-def changed(now: Settings, before: Settings, kind: str = FIXED) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of the given kind that differ, as {name: (before, now)}.
+def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the FIXED settings that differ, as {name: (before, now)}.
 
     If the precision was or is float64, it counts as FIXED, because only float64 runs have float64 weights.
     """
     pairs = {name: (getattr(before, name), getattr(now, name)) for name in _CHANGES}
     kinds = _CHANGES | ({"precision": FIXED} if "float64" in pairs["precision"] else {})
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and kinds[name] == kind}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and kinds[name] == FIXED}
 
 
 def _check_type(name: str, kind: Any, value: Any) -> None:

@@ -52,7 +52,6 @@ def _start(row: Row, last_step: int) -> str:
         begins = f", resuming after step {row['resumed_from']}"
     ranks = count(row["ranks"], "rank")
     lines = [f"Training {row['parameters']:,} parameters on {ranks} ({where}) until step {last_step}{begins}"]
-    lines += [f"{name} changes from {old} to {now}" for name, (old, now) in row["changes"].items()]
     if plan := row["plan"]:
         seconds, memory = sum(plan["seconds"].values()), sum(plan["memory"].values())
         sent = f"{size(plan['sent'])} sent per rank and step"
