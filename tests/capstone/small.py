@@ -38,7 +38,7 @@ def write_text(folder: Path) -> Path:
 
 LLAMA: dict[str, Any] = {
     "gated": True, "bias": False, "tied_embedding": False, "learned_positions": False, "num_kv_heads": 2,
-    "ffn_hidden_size": 48, "rotary_base": 500.0, "norm_eps": 1e-6,
+    "ffn_hidden_size": 48, "rotary_base": 500.0,
 }  # fmt: skip
 
 

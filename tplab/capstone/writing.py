@@ -18,6 +18,7 @@ import torch
 
 from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.data.prepare import TokenFiles
+from tplab.capstone.data.tokenizer import END
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS
 from tplab.capstone.settings.settings import LARGEST_SEED, Settings, check_text
@@ -74,7 +75,7 @@ def sample(
         raise ValueError(
             f"the prompt has {len(ids)} tokens, but the model can read 1 to {settings.seq_length}. Use another prompt"
         )
-    wanted = settings, checkpoints.path(steps[-1]), ids, files.end_of_text, files.vocab_size, tokens, temperature, seed
+    wanted = settings, checkpoints.path(steps[-1]), ids, END, files.vocab_size, tokens, temperature, seed
     return files.tokenizer.decode(launch(_continued, tp, args=wanted, backend=backend_for(tp), timeout=None)[0])
 
 

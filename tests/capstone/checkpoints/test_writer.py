@@ -216,19 +216,6 @@ def test_another_model_is_refused(folder):
 # No room
 
 
-def test_a_full_disk_is_told_with_its_numbers_before_anything_is_written(trained, folder, monkeypatch):
-    model, optimizer, _ = trained
-    usage = shutil.disk_usage(folder)
-    monkeypatch.setattr("tplab.checkpoint.files.shutil.disk_usage", lambda path: usage._replace(free=1234))
-    said = message(Checkpoints(folder).save, 3, model, optimizer)
-    assert f"RuntimeError: step 3 wasn't saved: {folder / 'step-000003.saving'} could not be saved" in said
-    needed = int(re.search(r"about ([\d,]+) bytes are to be written, and 1,234 are free", said)[1].replace(",", ""))
-    written = sum(path.stat().st_size for path in (folder / "step-000002").iterdir())
-    assert written < needed < 1.1 * written
-    assert f"{folder / 'step-000002'}, is intact" in said
-    assert names(folder) == ["step-000001", "step-000002"]
-
-
 def test_a_disk_that_is_full_in_the_middle(trained, folder, tmp_path):
     """In a copy of this process, which may write no longer files than this."""
     model, optimizer, _ = trained
@@ -243,8 +230,7 @@ def test_a_disk_that_is_full_in_the_middle(trained, folder, tmp_path):
             kill_myself()
 
     killed(save)
-    words = r"of about [\d,]+ bytes a part could not be written; [\d,]+ bytes are free on its disk.*File too large"
-    assert re.search(words + r".*step-000002, is intact", said.read_text()), said.read_text()
+    assert re.search("step 3 wasn't saved: .*could not be saved.*step-000002, is intact", said.read_text())
     assert names(folder) == ["step-000001", "step-000002"]
     Checkpoints(folder).load(folder / "step-000002", *build())
 

@@ -67,7 +67,6 @@ def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(setting
     assert isinstance(files.train, np.memmap)
     assert np.array_equal(files.train, np.fromfile(files.folder / "train.bin", "<u2"))
     assert files.vocab_size == 300 == files.tokenizer.get_vocab_size() > files.train.max()
-    assert files.end_of_text == 0
     megabytes = sum(len(text.encode()) for text in originals) / 1e6
     assert str(files).startswith(f"The text has {megabytes:.2f} MB in 40 documents. That's ")
     assert f"{len(files.train):,} tokens for training" in str(files)

@@ -2,7 +2,7 @@
 
     runs/laptop/tokens             a link to the run's folder of token files, such as
     runs/tokens/3f9a6c0d52e81b47   one folder per text and tokenizer, named after their fingerprint
-        tokenizer.json             for Hugging Face's `tokenizers`; trained on the text or taken from start_from
+        tokenizer.json             for Hugging Face's `tokenizers`
         train.bin                  consecutive ids, little-endian, 2 bytes each (4 if there are more than 65,536)
         validation.bin             the ids of the documents that the model isn't trained on
         about.json                 a description of the text and of the other files
@@ -20,7 +20,6 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -30,7 +29,7 @@ from tokenizers import Tokenizer
 from tplab.capstone.checkpoints.folders import new_folder
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.corpus import Collected, Document, gather, in_parts, split
-from tplab.capstone.data.tokenizer import encode, pretrained, read_tokenizer, size_of, train_tokenizer
+from tplab.capstone.data.tokenizer import END, encode, train_tokenizer
 from tplab.capstone.settings.run_folder import checkpoints_in
 from tplab.capstone.settings.settings import Settings
 from tplab.checkpoint.files import gathered, together
@@ -48,7 +47,6 @@ class TokenFiles:
     tokenizer               converts text to ids and back
     train, validation       memory-mapped vectors of ids; only the parts that are read get loaded
     vocab_size              number of ids; smaller than in the settings if, for example, the text has too few pairs
-    end_of_text             the id between documents
     fingerprint             an identifier of the text and the tokenizer
 
     A model may still use the larger vocabulary size given in the settings, so that its own sizes stay as planned and
@@ -67,11 +65,10 @@ class TokenFiles:
             )
         self.fingerprint: str = about["fingerprint"]
         self.vocab_size: int = about["vocab_size"]
-        self.end_of_text: int = about["end_of_text"]
         self.train, self.validation = (
             np.memmap(self.folder / name, dtype=about["dtype"], mode="r") for name in ("train.bin", "validation.bin")
         )
-        self.tokenizer = read_tokenizer(self.folder / "tokenizer.json")
+        self.tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
         self._text: str = about["text"]
 
     def __str__(self) -> str:
@@ -116,8 +113,7 @@ def _found_or_made(settings: Settings) -> TokenFiles:
         )
     collected = gather(settings.data, settings.data_limit, without=[run, shared])  # without the run's own files
     parts = in_parts(collected.documents)
-    ready = None if settings.start_from is None else pretrained(Path(settings.start_from), settings.vocab_size)
-    folder = shared / _fingerprint(parts, [ready[0].to_str(), ready[1]] if ready else [settings.vocab_size])
+    folder = shared / _fingerprint(parts, settings.vocab_size)
     if resumes and own.is_symlink() and own.readlink().name != folder.name:
         raise ValueError(
             f"the run in {run} has checkpoints, and it was trained on the token files {own.readlink().name}, which "
@@ -127,7 +123,7 @@ def _found_or_made(settings: Settings) -> TokenFiles:
     if not folder.is_dir():
         with locked(shared / ".lock"):  # another process may be writing there
             if not folder.is_dir():
-                _make(folder, collected, parts, ready, settings)
+                _make(folder, collected, parts, settings.vocab_size)
     files = TokenFiles(folder)
     for name, ids in (("the text for training", files.train), ("the held-out text", files.validation)):
         Batches(ids, settings.seq_length, settings.batch_size, settings.seed, name)  # raises ValueError if it's short
@@ -142,35 +138,30 @@ def _found_or_made(settings: Settings) -> TokenFiles:
     return files
 
 
-def _fingerprint(parts: Sequence[Document], kind: list[Any]) -> str:
-    digest = hashlib.sha256(json.dumps([FORMAT, tokenizers.__version__, *kind]).encode())
+def _fingerprint(parts: Sequence[Document], vocab_size: int) -> str:
+    digest = hashlib.sha256(json.dumps([FORMAT, tokenizers.__version__, vocab_size]).encode())
     for part in parts:
         text = part.text.encode()
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.hexdigest()[:16]
 
 
-def _make(
-    folder: Path, collected: Collected, parts: Sequence[Document], ready: tuple[Tokenizer, int] | None,
-    settings: Settings,
-) -> None:  # fmt: skip
-    """Create token files. `ready` is a pretrained tokenizer with its id for the end of a text, or None to train one."""
+def _make(folder: Path, collected: Collected, parts: Sequence[Document], vocab_size: int) -> None:
     train, validation = split(parts)
-    tokenizer, end = ready or (train_tokenizer(train, settings.vocab_size), 0)
-    vocab_size = size_of(tokenizer)
+    tokenizer = train_tokenizer(train, vocab_size)
+    vocab_size = tokenizer.get_vocab_size()
     dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
     megabytes = sum(len(part.text.encode()) for part in parts) / 1e6
     about = {
         "format": FORMAT,
         "fingerprint": folder.name,
         "vocab_size": vocab_size,
-        "end_of_text": end,
         "dtype": dtype,
         "text": f"The text has {megabytes:.2f} MB in {len(collected.documents):,} documents.{collected.left_out}",
     }
     with new_folder(folder) as place:
         for name, side in (("train.bin", train), ("validation.bin", validation)):
-            _write(place / name, _ids_of(side, tokenizer, end, dtype))
+            _write(place / name, _ids_of(side, tokenizer, dtype))
         _write(place / "tokenizer.json", [tokenizer.to_str().encode()])
         _write(place / "about.json", [json.dumps(about, indent=1).encode()])
 
@@ -183,11 +174,8 @@ def _write(path: Path, chunks: Iterable[bytes]) -> None:
         os.fsync(file.fileno())
 
 
-def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype: str) -> Iterator[bytes]:
-    """Yield the ids of all documents as bytes, encoding 1 to 2 MB of text at a time. `end` follows each document.
-
-    If a tokenizer also begins each text with `end`, that token is left out, because the document before ends with it.
-    """
+def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, dtype: str) -> Iterator[bytes]:
+    """Yield the ids of all documents as bytes, encoding 1 to 2 MB of text at a time. `END` follows each document."""
     group: list[Document] = []
     characters = 0
     for number, document in enumerate(documents, 1):
@@ -195,6 +183,5 @@ def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype
         characters += len(document.text)
         if characters >= _AT_ONCE or number == len(documents):
             for ids in encode(tokenizer, group):
-                begins_with_end = ids[:1] == [end]
-                yield np.array([*ids[begins_with_end:], end], dtype).tobytes()
+                yield np.array([*ids, END], dtype).tobytes()
             group, characters = [], 0

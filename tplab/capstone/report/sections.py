@@ -41,8 +41,6 @@ def summary(run: Run) -> Iterator[str]:
         f"{count(settings.num_layers, 'layer')}. In {count(run.done, 'step')}, it has read "
         f"{large(run.done * settings.tokens_per_step)} tokens of {_text(settings)}."
     )
-    if settings.start_from is not None:
-        says += f" It started from the weights in {_name(settings.start_from)}."
     if again := len(run.starts) - 1:
         says += f" The run was interrupted {'once' if again == 1 else f'{again} times'} and went on."
     yield html.paragraph(says, "soft")
@@ -213,19 +211,10 @@ def tables(run: Run) -> Iterator[str]:
     share = f"{run.communication:.0%} of the time, the rank that waits most is in a collective."
     yield html.folded("Speed over the run", *([html.paragraph(share)] if run.communication else []), curve)
     if made := run.start["plan"]:
-        rows = [{"memory": name, "predicted": size(value)} for name, value in made["memory"].items()]
-        rows += [{"memory": "all tensors, measured", "predicted": size(run.memory)}] if run.memory else []
-        yield html.folded("Memory, by purpose", html.table(rows), html.paragraph(made["note"]))
-    if turns := run.measured.get("scaling", {}).get("turns"):
-        rows = [
-            {"ranks": str(turn["ranks"]), "predicted": duration(turn["predicted"]),
-             "measured": duration(median(turn["rounds"])),
-             "range": f"{duration(min(turn['rounds']))} to {duration(max(turn['rounds']))}"}
-            for turn in turns
-        ]  # fmt: skip
-        how = f"The numbers of ranks took turns of {count(run.measured['scaling']['steps'], 'step')}, "
-        how += f"{len(turns[0]['rounds'])} times each. The table has the median and the range of the turns."
-        yield html.folded("Time of a step on fewer ranks", html.paragraph(how), html.table(rows))
+        parts = [(f"time: {name}", duration(value)) for name, value in made["seconds"].items() if value]
+        parts += [(f"memory: {name}", size(value)) for name, value in made["memory"].items() if value]
+        rows = [{"a step on a rank": name, "predicted": value} for name, value in parts]
+        yield html.folded("The prediction in numbers", html.table(rows), html.paragraph(made["note"]))
     yield html.folded("Machine", html.table([{"": name, "is": what} for name, what in _machine(run).items()]))
     values, defaults = (
         {name: "none" if value is None else _name(str(value)) or repr(value) for name, value in asdict(one).items()}

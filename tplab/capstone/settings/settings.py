@@ -19,7 +19,6 @@ from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.memory.memory_bill import Layout, layers_of_stage
 
 Layers = Literal["tplab", "mine", "plain"]
-Activation = Literal["gelu", "gelu_tanh"]
 Missing = Literal["tplab", "error"]
 Precision = Literal["float32", "bfloat16", "float64"]
 Zero = Literal[0, 1, 2, 3]
@@ -27,8 +26,8 @@ FIXED, LAYOUT, FREE = "fixed", "layout", "free"
 LARGEST_SEED = 2**32 - 1  # so that the larger seeds of individual micro-batches fit into 64 bits
 
 ONLY_OF_TPLAB = (  # layers other than tplab's only support the defaults of these settings
-    "num_kv_heads", "ffn_hidden_size", "activation", "gated", "bias", "qkv_bias", "tied_embedding",
-    "learned_positions", "sliding_window", "norm_eps", "dropout", "pp", "zero", "sequence_parallel", "recompute",
+    "num_kv_heads", "ffn_hidden_size", "gated", "bias", "tied_embedding", "learned_positions", "dropout", "pp", "zero",
+    "sequence_parallel", "recompute",
 )  # fmt: skip
 GROUPS = {  # the first setting of each group, and the group's title in the help
     "folder": "the run",
@@ -69,24 +68,17 @@ class Settings:
         "tplab", "use the course's solutions for answers that haven't passed (tplab), or don't train (error)",
         changes=FREE,
     )  # fmt: skip
-    start_from: str | None = _of(
-        None, "start from the model, weights and tokenizer in this Hugging Face folder (default: random weights)"
-    )
     num_layers: int = _of(4, "transformer layers")
     hidden_size: int = _of(128, "hidden size h")
     num_heads: int = _of(8, "attention heads per layer")
     num_kv_heads: int | None = _of(None, "heads for K and V, each shared by a group of heads (default: num_heads)")
     ffn_hidden_size: int | None = _of(None, "inner size of the MLP (default: 4 h)")
     seq_length: int = _of(128, "tokens per sequence, s")
-    activation: Activation = _of("gelu", "activation of an MLP without a gate; gelu_tanh is GPT-2's approximation")
     gated: bool = _of(False, "use a gated MLP (SwiGLU)")
     bias: bool = _of(True, "use biases and LayerNorm; without this, use RMSNorm and no biases")
-    qkv_bias: bool = _of(False, "give Q, K and V biases even without --bias, as in Qwen2")
     tied_embedding: bool = _of(True, "use the embedding table as the output layer, too")
     learned_positions: bool = _of(True, "use learned position embeddings; without this, use rotary ones")
     rotary_base: float = _of(10_000.0, "base of the rotary frequencies", 1)
-    sliding_window: int | None = _of(None, "how many tokens a token attends to, as in Mistral (default: all)", 1)
-    norm_eps: float = _of(1e-5, "epsilon that a norm adds to the variance", 0)
     dropout: float = _of(0.0, "dropout probability", 0)
 
     tp: int = _of(1, "ranks that share each layer", 1, LAYOUT)

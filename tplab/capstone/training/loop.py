@@ -88,9 +88,7 @@ class _Run:
         self.settings, self.answers, self.ranks, self.meter = settings, answers, ranks, meter
         self.checkpoints = Checkpoints(Path(settings.folder, "checkpoints"), settings.keep, ranks.mesh)
         newest = self.checkpoints.latest()
-        self.model = build_model(
-            settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers, weights=newest is None
-        )
+        self.model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
         self.step = Step(self.model, settings, ranks)
         self.optimizer = self.step.training.optimizer
         self.resumed_from = self.checkpoints.load(newest, self.model, self.optimizer) if newest else None

@@ -21,6 +21,7 @@ from torch.optim import AdamW
 
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.prepare import TokenFiles
+from tplab.capstone.data.tokenizer import END
 from tplab.capstone.loop import learning_rate
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import for_generation, training_step
@@ -102,9 +103,7 @@ class Step:
         token, only its end is used, followed by one token (or by none, if there is only one position).
         """
         settings, device = self.settings, self.ranks.device
-        prompt = tokens.tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [
-            tokens.end_of_text
-        ]
+        prompt = tokens.tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [END]
         more = min(settings.sample_tokens, settings.seq_length - len(prompt))
         ids = torch.tensor([prompt], device=device)  # [1, s]
         chance = torch.Generator(device).manual_seed(settings.seed + number)
