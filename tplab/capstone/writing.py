@@ -10,7 +10,6 @@ The model is shared by as many ranks as in the run, or by all ranks that torchru
 import argparse
 import os
 from collections.abc import Sequence
-from inspect import signature
 from math import isfinite
 from pathlib import Path
 
@@ -29,13 +28,6 @@ from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import check_tensor_parallel
 from tplab.runtime import device, launch, torchrun
 from tplab.runtime.devices import backend_for
-
-_FLAGS: dict[str, tuple[type, str]] = {  # the arguments of `sample`
-    "prompt": (str, "text to continue"),
-    "tokens": (int, "number of new tokens"),
-    "temperature": (float, "larger values make unlikely tokens more frequent, and 0 takes the most likely one"),
-    "seed": (int, "random seed, because the same seed gives the same text"),
-}
 
 
 def sample(
@@ -113,12 +105,11 @@ def main(argv: Sequence[str]) -> int:
         description="Generate text with the newest checkpoint of a run.",
     )  # fmt: skip
     parser.add_argument("folder", type=Path, help="folder of the run, such as runs/laptop")
-    for name, (kind, text) in _FLAGS.items():
-        default = signature(sample).parameters[name].default
-        metavar = {int: "N", float: "X", str: "TEXT"}[kind]
-        parser.add_argument(
-            f"--{name}", type=kind, default=default, metavar=metavar, help=f"{text} (default: {default!r})"
-        )
+    parser.add_argument("--prompt", default="def ", metavar="TEXT", help="text to continue (default: %(default)r)")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="new tokens (default: %(default)s)")
+    text = "larger values make unlikely tokens more frequent, 0 takes the most likely one (default: %(default)s)"
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE, metavar="X", help=text)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text")
     text = sample(**vars(parser.parse_args(argv)))
     if not torchrun.is_active() or os.environ["RANK"] == "0":
         print(text)

@@ -1,7 +1,6 @@
 """The plan times every group of the run, and each message takes the time of its own group. The memory is measured."""
 
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -12,65 +11,39 @@ from tplab import launch
 from tplab.capstone.planning.predictions import calibrated_step, kernels_of, plan, predicted_memory
 from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.log import read_log
-from tplab.capstone.training.loop import train
 from tplab.capstone.training.ranks import join
 from tplab.cost.calibration import Kernels, Line
-from tplab.memory.memory_bill import rank_parameters
 from tplab.runtime import record, shared_memory
 
 GRID = Settings(num_layers=2, hidden_size=64, num_heads=2, seq_length=64, vocab_size=300, batch_size=4,
                 micro_batch_size=2, tp=2, dp=2)  # fmt: skip
-GRIDS = {"tp, dp": GRID, "pp, dp": replace(GRID, tp=1, pp=2), "tp, pp": replace(GRID, dp=1, pp=2)}
 SLOW, FREE = Line(1.0, 1.0), Line()
 
 
-def timed(grids: dict[str, Settings]) -> dict[str, tuple[set[tuple[int, ...]], set[tuple[int, ...]]]]:
-    """On each grid, the groups of this rank whose large all-reduces a plan times, and those that share memory."""
-    found = {}
-    for name, settings in grids.items():
-        shared_memory._slots.clear()
-        with record() as section:
-            kernels_of(settings, join(settings).mesh)
-        large = 4 * settings.micro_batch_size * settings.seq_length * settings.hidden_size
-        groups = {one.group for one in section if one.kind == "all_reduce" and one.bytes == large}
-        found[name] = groups, {tuple(dist.get_process_group_ranks(group)) for group in shared_memory._slots}
-    return found
+def timed(settings: Settings) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
+    """The groups of this rank whose large all-reduces a plan times, and those that share memory."""
+    with record() as section:
+        kernels_of(settings, join(settings).mesh)
+    large = 4 * settings.micro_batch_size * settings.seq_length * settings.hidden_size
+    groups = {one.group for one in section if one.kind == "all_reduce" and one.bytes == large}
+    return groups, {tuple(dist.get_process_group_ranks(group)) for group in shared_memory._slots}
 
 
 def test_a_plan_times_the_all_reduces_of_every_group_and_only_tensor_parallel_ones_share_memory():
-    first = launch(timed, 4, args=(GRIDS,), timeout=300)[0]
-    assert first == {
-        "tp, dp": ({(0, 1), (0, 2)}, {(0, 1)}),
-        "pp, dp": ({(0, 1), (0, 2)}, set()),
-        "tp, pp": ({(0, 1), (0, 2)}, {(0, 1)}),
-    }
+    assert launch(timed, 4, args=(GRID,), timeout=300)[0] == ({(0, 1), (0, 2)}, {(0, 1)})
 
 
-@pytest.mark.parametrize("zero", [0, 1])
-def test_each_message_takes_the_time_of_its_own_group(zero):
-    settings = replace(GRID, pp=2, zero=zero)
-    free = Kernels((0, 0), (0, 0), (0, 0), 0, 0, FREE, FREE, {"pp": (FREE, FREE), "dp": (FREE, FREE)})
-    parts = step_parts(settings)
-    slow = {
-        "tp": replace(free, summed=SLOW, beside=SLOW),
-        **{name: replace(free, others=free.others | {name: (SLOW, SLOW)}) for name in ("pp", "dp")},
-    }
-    assert {part.group for part in parts} == set(slow)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_each_message_takes_the_time_of_its_own_group(sequence_parallel):
+    settings = replace(GRID, sequence_parallel=sequence_parallel)
+    free = Kernels((0, 0), (0, 0), (0, 0), 0, 0, FREE, FREE, {"dp": (FREE, FREE)})
+    slow = {"tp": replace(free, summed=SLOW, beside=SLOW), "dp": replace(free, others={"dp": (SLOW, SLOW)})}
     for group, kernels in slow.items():
-        own = [part for part in parts if part.group == group and part.kind != "recv"]
-        halves = [part.bytes / (1 if part.kind in ("all_reduce", "send") else 2) for part in own]
+        own = [part for part in step_parts(settings) if part.group == group]
+        halves = [part.bytes / (1 if part.kind == "all_reduce" else 2) for part in own]
         expected = sum(part.calls for part in own) + sum(halves)
+        assert own
         assert calibrated_step(settings, kernels)["communication"] == pytest.approx(expected)
-
-
-def test_a_stage_sends_its_output_once_however_many_stages_there_are():
-    """An all-reduce over 4 ranks, which was timed, sends a tensor 1.5 times."""
-    settings = replace(GRID, tp=1, dp=1, pp=4, num_layers=4)
-    pp = Kernels((0, 0), (0, 0), (0, 0), 0, 0, others={"pp": (Line(0.0, 1.5), FREE)})
-    sent = sum(part.bytes for part in step_parts(settings) if part.kind == "send")
-    sums = sum(part.bytes for part in step_parts(settings) if part.kind == "all_reduce")
-    assert calibrated_step(settings, pp)["communication"] == pytest.approx(sent + 1.5 * sums)
 
 
 BLOCKS = Settings(num_layers=1, hidden_size=8, num_heads=2, seq_length=1024, vocab_size=8192, batch_size=4,
@@ -132,49 +105,3 @@ def test_what_is_recomputed_takes_its_time_once_more_per_layer_and_micro_batch()
     assert attention["matmuls"] - once["matmuls"] == pytest.approx(2 * 3 * 5e-4)
     assert layers["matmuls"] - once["matmuls"] == pytest.approx(2 * 3 * (1e-3 + 5e-4))
     assert layers["element-wise"] - once["element-wise"] == pytest.approx(2 * 3 * 3e-4)
-
-
-def test_a_calibrated_pipeline_takes_the_slowest_stage_and_waits_once_for_each_of_the_others():
-    settings = replace(TINY, num_layers=3, tp=1, pp=2, batch_size=8, vocab_size=512)
-    step = calibrated_step(settings, KERNELS)
-    layer = 1e-3 + 2e-3 + 3e-4 + 4e-4 + 5e-4 + 6e-4
-    assert settings.layers_of_stages == [2, 1]
-    assert step["matmuls"] + step["element-wise"] == pytest.approx(4 * (layer + 7e-3)), "the logits make it slower"
-    assert step["pipeline bubble"] == pytest.approx(2 * layer)
-    message = 2 * 16 * 32 * 4
-    sums = 2 * 1e-4 + (8 + 4 * 512 * 32) * 1e-9  # the norm, and the gradient of the table
-    assert step["communication"] == pytest.approx(4 * (1e-4 + message * 1e-9) + sums)
-    shared = replace(settings, pp=1, dp=2, zero=1)
-    assert calibrated_step(shared, KERNELS)["optimizer"] == pytest.approx(
-        1e-9 * rank_parameters(settings.model, shared.layout) / 2
-    )
-
-
-def test_what_replicas_share_is_divided_in_the_bill():
-    settings = replace(TINY, tp=1, dp=2, batch_size=4, vocab_size=384)
-    bills = [predicted_memory(replace(settings, zero=zero)) for zero in range(4)]
-    whole, one, two, three = (parts for parts, _ in bills)
-    assert one["optimizer state"] == two["optimizer state"] == three["optimizer state"] == whole["optimizer state"] // 2
-    assert (one["gradients"], two["gradients"]) == (whole["gradients"], whole["gradients"] // 2)
-    assert two["weights"] == whole["weights"]
-    assert three["weights"] == whole["weights"] // 2 + whole["weights"], "with one layer, all of it is gathered"
-
-
-def train_all(runs: list[Settings]) -> None:
-    for settings in runs:
-        train(settings)
-
-
-def test_the_bill_of_stages_and_of_zero_is_near_what_is_measured(tmp_path: Path):
-    sizes = {"vocab_size": 1024, "num_layers": 4, "hidden_size": 128, "num_heads": 4, "seq_length": 64}
-    sizes |= {"tp": 1, "batch_size": 8, "micro_batch_size": 4}
-    changes = [
-        {"pp": 2, "micro_batch_size": 2, "num_layers": 5},
-        {"pp": 2, "micro_batch_size": 4, "recompute": "layers"},
-    ]
-    changes += [{"dp": 2, "zero": stage} for stage in (1, 2, 3)]
-    runs = [replace(TINY, **sizes | change, folder=str(tmp_path / f"{n}")) for n, change in enumerate(changes)]
-    launch(train_all, 2, args=(runs,), timeout=None)
-    for settings in runs:
-        start, *rows = read_log(Path(settings.folder))
-        assert max(rows[1]["tensors"]) == pytest.approx(sum(start["plan"]["memory"].values()), rel=0.2), settings

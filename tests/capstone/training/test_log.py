@@ -45,13 +45,6 @@ def test_a_line_that_a_kill_cut_off_is_dropped_and_the_log_goes_on(tmp_path):
     assert (tmp_path / "log.jsonl").read_bytes() == b""
 
 
-@pytest.mark.parametrize("line", ["nonsense", "3", "[]", '{"step": 1}'])
-def test_another_line_that_is_no_row_is_an_error_that_names_it(line, tmp_path):
-    (tmp_path / "log.jsonl").write_text(f'{{"kind": "start"}}\n{line}\n{{"kind": "end"}}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .*log.jsonl isn.t a row of a log: .*Delete this line"):
-        read_log(tmp_path)
-
-
 def test_of_steps_that_were_done_twice_the_later_count(tmp_path):
     rows = [start(1), step(1, 5.0), step(2, 4.0), step(3, 3.0), start(2), step(2, 4.5)]
     assert [(row["step"], row["loss"]) for row in steps_of(rows)] == [(1, 5.0), (2, 4.5)]

@@ -1,6 +1,7 @@
 """Folders that are either complete or missing, even after a kill, because they are written under a temporary name.
 
-A rename is atomic, so whatever a killed program leaves behind has a temporary name, and a later program removes it.
+A rename is atomic, so whatever a killed program leaves behind has a temporary name. A later save removes unfinished
+checkpoints.
 
     step-000100.saving/          a checkpoint that is being written (`StepFolders`)
     step-000100/                 a complete one
@@ -11,15 +12,12 @@ A rename is atomic, so whatever a killed program leaves behind has a temporary n
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 _COMPLETE = re.compile(r"step-(\d{6,})")
 _LEFT_BEHIND = re.compile(r"step-\d{6,}\.(saving|deleting)")
-_MAKING = ".making-"
-_ABANDONED = 24 * 3600  # a folder that gets no new file for this many seconds isn't being made anymore
 
 
 def sync_folder(folder: Path) -> None:
@@ -76,14 +74,9 @@ class StepFolders:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to `folder` when the block ends, or removed if there's an error.
 
-    If another process has created `folder` in the meantime, that folder is kept. Temporary folders of killed processes
-    are removed after a day, because until then, another machine may be filling them.
+    If another process has created `folder` in the meantime, that folder is kept.
     """
-    for left in folder.parent.glob(_MAKING + "*"):
-        with suppress(FileNotFoundError):  # another process has just renamed or removed it
-            if time.time() - left.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(left, ignore_errors=True)
-    place = folder.parent / f"{_MAKING}{folder.name}-{os.urandom(4).hex()}"
+    place = folder.parent / f".making-{folder.name}-{os.urandom(4).hex()}"
     place.mkdir(parents=True)
     try:
         yield place

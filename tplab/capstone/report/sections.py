@@ -23,7 +23,7 @@ from tplab.course.notebooks.numbering import chapter_of
 
 ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.05}  # how much the order of summation may change a loss
 NEAR = 0.25  # if the relative error of the planned step time is larger, the report suggests why
-TIMES = ("matmuls", "element-wise", "communication", "optimizer", "pipeline bubble")
+TIMES = ("matmuls", "element-wise", "communication", "optimizer")
 MEMORY = ("weights", "activations", "gradients", "optimizer state")  # in the same colors as the times
 
 
@@ -142,17 +142,18 @@ def split(run: Run) -> Iterator[str]:
 
 def _sent(run: Run) -> dict[str, str]:
     """Return the bytes of a micro-batch's tensor-parallel messages, per block: {"embedding forward": "131 kB"}."""
-    s, device = run.settings, torch.device(run.device)
-    ends = [step_parts(s, stage, device=device) for stage in (0, s.pp - 1)]
-    blocks = 2 * s.layers_of_stages[0]
+    settings = run.settings
+    if settings.pp > 1:
+        return {}
+    parts, blocks = step_parts(settings, torch.device(run.device)), 2 * settings.num_layers
     wanted = {
-        "embedding forward": (0, "embedding, forward", 1), "layer forward": (0, "layers, forward", blocks),
-        "layer backward": (0, "layers, backward", blocks), "logits forward": (1, "output layer, forward", 1),
-        "logits backward": (1, "output layer, backward", 1), "loss forward": (1, "loss", 1),
+        "embedding forward": ("embedding, forward", 1), "layer forward": ("layers, forward", blocks),
+        "layer backward": ("layers, backward", blocks), "logits forward": ("output layer, forward", 1),
+        "logits backward": ("output layer, backward", 1), "loss forward": ("loss", 1),
     }  # fmt: skip
     found = {
-        block: sum(part.bytes for part in ends[end] if part.name == name) // (s.micro_batches * times)
-        for block, (end, name, times) in wanted.items()
+        block: sum(part.bytes for part in parts if part.name == name) // (settings.micro_batches * times)
+        for block, (name, times) in wanted.items()
     }
     return {block: size(total) for block, total in found.items() if total}
 
@@ -193,7 +194,8 @@ def plan(run: Run) -> Iterator[str]:
         bars = []
         for turn in turns:
             ranks, measured = count(turn["ranks"], "rank"), median(turn["rounds"])
-            bars.append(Bar(f"{ranks}, predicted", duration(turn["predicted"]), [(TIMES[0], turn["predicted"])]))
+            if turn["predicted"]:
+                bars.append(Bar(f"{ranks}, predicted", duration(turn["predicted"]), [(TIMES[0], turn["predicted"])]))
             bars.append(Bar(f"{ranks}, measured", duration(measured), [("", measured)]))
         yield html.bars(bars, [TIMES[0]]).partition('<ul class="legend">')[0]
         if run.device == "cpu":

@@ -116,7 +116,7 @@ class Settings:
     prompt: str = _of("def", "text with which each sample begins", changes=FREE)
     save_every: int = _of(100, "save a checkpoint every N steps (0: never)", 0, FREE)
     keep: int = _of(2, "number of recent checkpoints to keep", 1, FREE)
-    plan: bool = _of(True, "time the kernels of a layer first, and predict the run from them", changes=FREE)
+    plan: bool = _of(True, "predict the run from timed kernels of a layer (not with pp or zero)", changes=FREE)
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -62,7 +62,8 @@ def study(settings: Settings, *, budget: Budget | None = None, say: Callable[[st
         for one in layouts:
             start, rows = _steps(settings, replace(one, plan=one.ranks not in turns), budget.scaling)
             turn = turns.setdefault(one.ranks, {"ranks": one.ranks, "predicted": 0.0, "rounds": []})
-            turn["predicted"] = turn["predicted"] or sum(start["plan"]["seconds"].values())
+            if made := start["plan"]:
+                turn["predicted"] = sum(made["seconds"].values())
             turn["rounds"].append(median(row["seconds"] for row in rows[budget.warm_up :] or rows))
     for p, turn in turns.items():
         say(f"a step on {count(p, 'rank')} takes {duration(median(turn['rounds']))}")

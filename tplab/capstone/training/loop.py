@@ -75,8 +75,8 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
     folder = Path(settings.folder)
     with ExitStack() as lock:
         together(lambda: lock.enter_context(locked(folder)) if ranks.rank == 0 else None, None)
-        made = plan(settings, ranks.device, ranks.mesh) if settings.plan else None
-        meter = Meter(ranks.device, counts=settings.plan and ranks.device.type == "cpu" and not settings.compile)
+        made = plan(settings, ranks.device, ranks.mesh)
+        meter = Meter(ranks.device, counts=bool(made) and ranks.device.type == "cpu" and not settings.compile)
         with meter.counting:
             return _Run(settings, answers, ranks, meter).to_the_end(made, tell)
 
