@@ -73,8 +73,8 @@ MEASURED: dict[str, Any] = {  # as by a study
     "scaling": {
         "steps": 9,
         "turns": [
-            {"ranks": 1, "predicted": 0.17, "rounds": [0.18, 0.19, 0.2]},
-            {"ranks": 2, "predicted": 0.1, "rounds": [0.1105, 0.111, 0.11]},
+            {"ranks": 1, "predicted": {"matmuls": 0.13, "element-wise": 0.04}, "rounds": [0.18, 0.19, 0.2]},
+            {"ranks": 2, "predicted": {"matmuls": 0.07, "communication": 0.03}, "rounds": [0.1105, 0.111, 0.11]},
         ],
     },
 }

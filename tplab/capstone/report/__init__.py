@@ -37,7 +37,8 @@ def write_report(folder: Path | str) -> Path:
         if inner := list(section(run)):
             body += [f"<h2>{title}</h2>"] if title else []
             body += inner
-    title = f"A {kind(run.settings)} on {count(run.ranks, 'rank' if run.device == 'cpu' else 'GPU')}"
+    whose = "My" if sections.mine_of(run) else "A"
+    title = f"{whose} {kind(run.settings)} on {count(run.ranks, 'rank' if run.device == 'cpu' else 'GPU')}"
     path = Path(folder, "report.html")
     path.write_text(page(title, body), encoding="utf-8")
     return path

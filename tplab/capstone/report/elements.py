@@ -15,10 +15,9 @@ POINTS = 300  # maximum number of points per curve
 
 
 class Number(NamedTuple):
-    """A value in large type, such as "2.31", with its unit and the name of the quantity."""
+    """A value in large type, such as "2.31", and what it is."""
 
     value: str
-    unit: str
     name: str
 
 
@@ -41,12 +40,17 @@ class Bar(NamedTuple):
 
 def paragraph(text: str, kind: str = "") -> str:
     parts = re.split(r"`([^`]*)`", text)
-    inner = "".join(f"<code>{escape(part)}</code>" if odd % 2 else escape(part) for odd, part in enumerate(parts))
+    inner = "".join(_code(part) if odd % 2 else escape(part) for odd, part in enumerate(parts))
     return f'<p class="{kind}">{inner}</p>' if kind else f"<p>{inner}</p>"
 
 
+def _code(text: str) -> str:
+    """Format code whose lines break only between words, and not after hyphens."""
+    return f"<code>{' '.join(f'<span>{escape(word)}</span>' for word in text.split())}</code>"
+
+
 def numbers(found: Sequence[Number]) -> str:
-    cells = (f"<li><strong>{escape(one.value)}</strong> {escape(one.unit)}<br>{escape(one.name)}</li>" for one in found)
+    cells = (f"<li><strong>{escape(one.value)}</strong><br>{escape(one.name)}</li>" for one in found)
     return f'<ul class="numbers">{"".join(cells)}</ul>'
 
 
@@ -93,7 +97,7 @@ def curves(lines: Mapping[str, Points], dots: Mapping[str, Points], says: str, z
     for name, points in dots.items():
         drawn += "".join(f'<path class="dot" d="M{at(point)} h0"/>' for point in points)
         legend += f'<li class="dot">{escape(name)}</li>'
-    labels = "".join(f"<span>{value:,.4g}</span>" for value in (high, (low + high) / 2, low))
+    labels = "".join(f"<span>{value:,.{0 if high >= 100 else 2}f}</span>" for value in (high, (low + high) / 2, low))
     return (
         f'<figure class="curve"><div class="values" aria-hidden="true">{labels}</div>'
         f'<svg viewBox="0 0 1000 300" preserveAspectRatio="none" role="img" aria-label="{escape(says)}">{drawn}</svg>'

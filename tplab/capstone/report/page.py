@@ -32,7 +32,8 @@ p { margin: 0.6rem 0; }
 }
 .numbers strong { font-size: 1.75rem; line-height: 1.2; color: var(--ink); white-space: nowrap; }
 .numbers, table, .bars { font-variant-numeric: tabular-nums; }
-code { font: 0.88em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+code { font: 0.88em ui-monospace, Menlo, Consolas, monospace; }
+code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 pre, p code { background: var(--shade); border-radius: 4px; padding: 0.1em 0.3em; }
 pre {
   padding: 1rem 1.2rem; font: 0.9rem/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;

@@ -1,6 +1,6 @@
 """The sections of a report. Each is a function that takes a `Run` and yields HTML."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -45,16 +45,16 @@ def summary(run: Run) -> Iterator[str]:
         says += f" The run was interrupted {'once' if again == 1 else f'{again} times'} and went on."
     yield html.paragraph(says, "soft")
     which, (_, loss) = ("held-out text", run.evaluations[-1]) if run.evaluations else ("its text", _losses(run)[-1])
-    found = [Number(f"{sum(mine.values()):,}", "lines", "of my own code")] if mine else []
+    found = [Number(f"{sum(mine.values()):,}", "lines of my own code")] if mine else []
     found += [
-        Number(f"{loss:.2f}", "nats per token", f"the loss on {which}"),
-        Number(f"{settings.tokens_per_step / run.step_seconds:,.0f}", "tokens/s", f"on {_ranks(run)}"),
+        Number(f"{loss:.2f}", f"nats per token, the loss on {which}"),
+        Number(f"{settings.tokens_per_step / run.step_seconds:,.0f}", f"tokens per second, on {_ranks(run)}"),
     ]
     if sent := max(run.recent[-1]["sent"]):
-        found.append(Number(size(sent), "per step", "sent by each rank"))
+        found.append(Number(size(sent), "sent by each rank, per step"))
     if run.machine["peak"] and settings.precision == "bfloat16":
         share = model_flops(settings.model, settings.batch_size) / run.step_seconds / run.ranks / run.machine["peak"]
-        found.append(Number(f"{share:.0%}", "MFU", "model FLOPs utilization"))
+        found.append(Number(f"{share:.0%}", "model FLOPs utilization"))
     yield html.numbers(found)
 
 
@@ -71,7 +71,7 @@ def _lead(run: Run) -> str:
         says += f". {len(mine)} of the {len(answers['whose'])} answers behind it are my own, with {lines} of code from "
         says += f"{chapters(chapters_of(mine))}."
     else:
-        says += f" by the layers that {chapters(chapters_of(FOR_A_GPT))} build."
+        says += f" by the layers that {chapters(chapters_of(FOR_A_GPT[:-1]))} build."
     if settings.pp > 1:
         says += f" Its layers are spread over {settings.pp} stages."
     if settings.dp > 1:
@@ -169,11 +169,13 @@ def plan(run: Run) -> Iterator[str]:
         f"step took {ratio:.2f} times as long as predicted."
     )
     if not 1 - NEAR <= ratio <= 1 + NEAR:
-        says += " If that's far off, something else probably used the machine, now or then."
+        says += " That's far off. Maybe something else used the machine, then or during the run."
     if sent:
         more = sent - made["sent"]
         says += f" Each rank sent {sent:,} bytes per step, "
         says += f"{abs(more):,} {'more' if more > 0 else 'fewer'} than predicted." if more else "exactly as predicted."
+        if more and run.settings.layers != "tplab":
+            says += " The prediction is for the course's layers."
     yield html.paragraph(says)
     parts = made["seconds"]
     yield html.paragraph("The time of a step:", "soft")
@@ -190,17 +192,27 @@ def plan(run: Run) -> Iterator[str]:
         bars = [Bar("predicted", size(memory), predicted), Bar("measured", size(run.memory), [("", run.memory)])]
         yield html.bars(bars, MEMORY)
     if turns := run.measured.get("scaling", {}).get("turns"):
-        yield html.paragraph("The time of a step on fewer ranks:", "soft")
-        bars = []
-        for turn in turns:
-            ranks, measured = count(turn["ranks"], "rank"), median(turn["rounds"])
-            if turn["predicted"]:
-                bars.append(Bar(f"{ranks}, predicted", duration(turn["predicted"]), [(TIMES[0], turn["predicted"])]))
-            bars.append(Bar(f"{ranks}, measured", duration(measured), [("", measured)]))
-        yield html.bars(bars, [TIMES[0]]).partition('<ul class="legend">')[0]
-        if run.device == "cpu":
-            cores = f"{run.ranks} ranks share {count(run.machine['cores'], 'core')} of a processor here"
-            yield html.paragraph(f"{cores}. Ranks that share a processor and its memory rarely make a step faster.")
+        yield from _scaling(run, turns)
+
+
+def _scaling(run: Run, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield html.paragraph("The time of a step on fewer ranks, as the median of several turns:", "soft")
+    bars = []
+    for turn in turns:
+        ranks, measured = count(turn["ranks"], "rank"), median(turn["rounds"])
+        if parts := turn["predicted"]:
+            said = duration(sum(parts.values()))
+            bars.append(Bar(f"{ranks}, predicted", said, [(name, parts.get(name, 0)) for name in TIMES]))
+        bars.append(Bar(f"{ranks}, measured", duration(measured), [("", measured)]))
+    yield html.bars(bars, TIMES)
+    few, all_of_them = (count(turn["ranks"], "rank") for turn in (turns[0], turns[-1]))
+    ratio = median(turns[-1]["rounds"]) / median(turns[0]["rounds"])
+    says = f"A step on {all_of_them} takes {ratio:.2f} times as long as on {few}."
+    if ratio > 1 and run.device == "cpu":
+        says += " The ranks share a processor and its memory, so there's little to gain from splitting a model that "
+        says += "fits anyway. It pays if a model is too large or too slow for one device."
+    if len(turns) > 1:
+        yield html.paragraph(says)
 
 
 def tables(run: Run) -> Iterator[str]:
@@ -259,7 +271,7 @@ def next_steps(run: Run) -> Iterator[str]:
         steps.append(f"Train to step {settings.steps:,}: `{command} --folder {folder}`")
     if not run.measured:
         steps.append(f"Compare this run with a single rank, and time fewer ranks: `{command} study --folder {folder}`")
-    steps.append(f'Let it write more: `{command} sample {folder} --prompt "def "`')
+    steps.append(f"Let it write more: `{command} sample {folder} --prompt def`")
     if settings.layers != "mine":
         steps.append(f"Train layers of your own: `{command} --preset laptop --layers mine`")
     if kind(settings) == "GPT":

@@ -61,9 +61,9 @@ def study(settings: Settings, *, budget: Budget | None = None, say: Callable[[st
     for _ in range(budget.rounds):  # they take turns, so other load on the machine slows all of them down
         for one in layouts:
             start, rows = _steps(settings, replace(one, plan=one.ranks not in turns), budget.scaling)
-            turn = turns.setdefault(one.ranks, {"ranks": one.ranks, "predicted": 0.0, "rounds": []})
+            turn = turns.setdefault(one.ranks, {"ranks": one.ranks, "predicted": {}, "rounds": []})
             if made := start["plan"]:
-                turn["predicted"] = sum(made["seconds"].values())
+                turn["predicted"] = made["seconds"]
             turn["rounds"].append(median(row["seconds"] for row in rows[budget.warm_up :] or rows))
     for p, turn in turns.items():
         say(f"a step on {count(p, 'rank')} takes {duration(median(turn['rounds']))}")
