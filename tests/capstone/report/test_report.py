@@ -69,10 +69,12 @@ def test_bars_have_the_lengths_of_their_values(html: str):
     assert widths == pytest.approx([*time, *memory, *scaling], abs=0.01)
 
 
-def test_a_long_curve_is_thinned_to_means():
-    points = thinned([(step, float(step)) for step in range(1, 90_001)])
-    assert (len(points), points[0], points[-1][0]) == (300, (300, 150.5), 90_000)
-    assert thinned([(1, 2.0), (3, 4.0)]) == [(1, 2.0), (3, 4.0)]
+def test_curves_beside_each_other_are_thinned_to_means_of_as_many_steps():
+    every = [(step, float(step)) for step in range(1, 90_001)]
+    found = thinned({"long": every, "short": every[:600]})
+    assert (len(found["long"]), found["long"][0], found["long"][-1][0]) == (300, (300, 150.5), 90_000)
+    assert found["short"] == found["long"][:2]
+    assert thinned({"few": [(1, 2.0), (3, 4.0)]}) == {"few": [(1, 2.0), (3, 4.0)]}
 
 
 def test_written_text_is_text_and_never_markup(page: Page):

@@ -72,15 +72,16 @@ def folded(title: str, *inner: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{''.join(inner)}</details>"
 
 
-def thinned(points: Points) -> Points:
-    """Average each group of n adjacent points, so that at most `POINTS` remain."""
-    every = -(-len(points) // POINTS)
-    groups = (points[at : at + every] for at in range(0, len(points), every))
-    return [(group[-1][0], fmean(value for _, value in group)) for group in groups]
+def thinned(lines: Mapping[str, Points]) -> dict[str, Points]:
+    """Average each group of n adjacent points of a line, so that the longest line has at most `POINTS`."""
+    every = -(-max(map(len, lines.values())) // POINTS)
+    groups = {name: [points[at : at + every] for at in range(0, len(points), every)] for name, points in lines.items()}
+    return {name: [(one[-1][0], fmean(value for _, value in one)) for one in line] for name, line in groups.items()}
 
 
 def curves(lines: Mapping[str, Points], dots: Mapping[str, Points], says: str, zero: bool = False) -> str:
     """Draw up to two lines over the steps, the second one dashed and in front, and dots."""
+    lines = thinned(lines)
     everything = [point for points in (*lines.values(), *dots.values()) for point in points]
     steps, values = [step for step, _ in everything], [value for _, value in everything]
     first, last, low, high = min(steps), max(steps), 0.0 if zero else min(values), max(values)
@@ -92,7 +93,7 @@ def curves(lines: Mapping[str, Points], dots: Mapping[str, Points], says: str, z
     drawn = "".join(f'<path class="grid" d="M0 {4 + 146 * row} H1000"/>' for row in range(3))
     legend = ""
     for kind, (name, points) in zip(("one", "two"), lines.items(), strict=False):
-        drawn += f'<path class="{kind}" d="M{" L".join(map(at, thinned(points)))}"/>'
+        drawn += f'<path class="{kind}" d="M{" L".join(map(at, points))}"/>'
         legend += f'<li class="{kind}">{escape(name)}</li>'
     for name, points in dots.items():
         drawn += "".join(f'<path class="dot" d="M{at(point)} h0"/>' for point in points)
@@ -109,15 +110,15 @@ def curves(lines: Mapping[str, Points], dots: Mapping[str, Points], says: str, z
 def bars(found: Sequence[Bar], colors: Sequence[str]) -> str:
     """Draw bars on a common scale, and a legend if they have named parts. `colors` lists the names of all parts."""
     most = max(sum(value for _, value in bar.parts) for bar in found) or 1
-    rows, used = "", []
+    rows, used = "", set[str]()
     for bar in found:
         pieces = ""
         for name, value in bar.parts:
-            used += [name] if name and value and name not in used else []
+            used |= {name} if name and value else set()
             color = f"c{colors.index(name) + 1}" if name else "whole"
             pieces += f'<i class="{color}" style="width: {100 * value / most:.2f}%"></i>'
         rows += f'<span>{escape(bar.name)}</span><div class="bar">{pieces}</div><span>{escape(bar.said)}</span>'
-    legend = "".join(f'<li class="c{colors.index(name) + 1}">{escape(name)}</li>' for name in used)
+    legend = "".join(f'<li class="c{n}">{escape(name)}</li>' for n, name in enumerate(colors, 1) if name in used)
     return f'<div class="bars">{rows}</div>' + (f'<ul class="legend">{legend}</ul>' if legend else "")
 
 

@@ -33,7 +33,7 @@ p { margin: 0.6rem 0; }
 .numbers strong { font-size: 1.75rem; line-height: 1.2; color: var(--ink); white-space: nowrap; }
 .numbers, table, .bars { font-variant-numeric: tabular-nums; }
 code { font: 0.88em ui-monospace, Menlo, Consolas, monospace; }
-code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
+code span { display: inline-block; overflow-wrap: anywhere; }
 pre, p code { background: var(--shade); border-radius: 4px; padding: 0.1em 0.3em; }
 pre {
   padding: 1rem 1.2rem; font: 0.9rem/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;
@@ -45,7 +45,8 @@ summary { cursor: pointer; }
 table { border-collapse: collapse; font-size: 0.88rem; margin: 0.6rem 0; }
 th { text-align: left; font-weight: 600; vertical-align: bottom; }
 th, td { padding: 0.3rem 1.3rem 0.3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { overflow-wrap: anywhere; min-width: 4rem; }
+td { overflow-wrap: anywhere; }
+td:first-child { white-space: nowrap; }
 .curve { display: grid; grid-template-columns: auto 1fr; gap: 0.3rem 0.6rem; margin: 1.2rem 0 0; font-size: 0.82rem; }
 .curve svg { width: 100%; height: 15rem; overflow: visible; }
 .curve path { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; }

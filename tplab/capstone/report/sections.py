@@ -229,7 +229,7 @@ def tables(run: Run) -> Iterator[str]:
         parts += [(f"memory: {name}", size(value)) for name, value in made["memory"].items() if value]
         rows = [{"a step on a rank": name, "predicted": value} for name, value in parts]
         yield html.folded("The prediction in numbers", html.table(rows), html.paragraph(made["note"]))
-    yield html.folded("Machine", html.table([{"": name, "is": what} for name, what in _machine(run).items()]))
+    yield html.folded("Machine", html.table([{"part": name, "details": what} for name, what in _machine(run).items()]))
     values, defaults = (
         {name: "none" if value is None else _name(str(value)) or repr(value) for name, value in asdict(one).items()}
         for one in (settings, Settings())
