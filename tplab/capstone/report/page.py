@@ -66,6 +66,7 @@ td:first-child { white-space: nowrap; }
   display: grid; grid-template-columns: max-content 1fr max-content; gap: 0.35rem 0.8rem; align-items: center;
   grid-auto-flow: row dense; margin: 0.4rem 0;
 }
+.bar + span { text-align: right; }
 .bar { display: flex; height: 1.3rem; background: var(--shade); }
 .bar .c1 { background: var(--c1); } .bar .c2 { background: var(--c2); } .bar .c3 { background: var(--c3); }
 .bar .c4 { background: var(--c4); } .bar .c5 { background: var(--c5); } .bar .whole { background: var(--whole); }
