@@ -105,10 +105,12 @@ def test_it_begins_with_whose_code_it_was(mine: tuple[str, ...], says: str, tmp_
     assert "--layers mine" not in text
 
 
-def test_a_run_on_one_rank_is_not_called_split(tmp_path: Path):
-    write_run(tmp_path, replace(SETTINGS, tp=1))
+@pytest.mark.parametrize(("mine", "says"), [((), "It's computed by the layers"), (("4.1",), "1 of the 16 answers")])
+def test_a_run_on_one_rank_is_not_called_split(mine: tuple[str, ...], says: str, tmp_path: Path):
+    log, settings = Log(tmp_path), replace(SETTINGS, tp=1)
+    log.add(start_row(settings, answers=answers(*mine)), step_row(settings, 1, 5.0))
     text = words(tmp_path)
-    assert "This model isn't split over ranks." in text
+    assert f"This model isn't split over ranks. {says}" in text
     assert "one color per rank" not in text
 
 

@@ -61,17 +61,17 @@ def summary(run: Run) -> Iterator[str]:
 def _lead(run: Run) -> str:
     settings, mine = run.settings, mine_of(run)
     answers, lines = run.start["answers"], count(sum(mine.values()), "line")
-    if settings.tp > 1:
-        says = f"Every matrix multiplication in this model is split over {settings.tp} {_ranks(run, '')}"
-    else:
-        says = "This model isn't split over ranks. It's computed"
+    by, partly = f" by the layers that {chapters(chapters_of(FOR_A_GPT[:-1]))} build", ""
     if answers and len(mine) == len(answers["whose"]):
-        says += f" by {lines} of my own code, from {chapters(chapters_of(mine))}."
+        by = f" by {lines} of my own code, from {chapters(chapters_of(mine))}"
     elif mine:
-        says += f". {len(mine)} of the {len(answers['whose'])} answers behind it are my own, with {lines} of code from "
-        says += f"{chapters(chapters_of(mine))}."
+        partly = f" {len(mine)} of the {len(answers['whose'])} answers behind it are my own, with {lines} of code from "
+        by, partly = "", f"{partly}{chapters(chapters_of(mine))}."
+    if settings.tp > 1:
+        says = f"Every matrix multiplication in this model is split over {settings.tp} {_ranks(run, '')}{by}."
     else:
-        says += f" by the layers that {chapters(chapters_of(FOR_A_GPT[:-1]))} build."
+        says = "This model isn't split over ranks." + (f" It's computed{by}." if by else "")
+    says += partly
     if settings.pp > 1:
         says += f" Its layers are spread over {settings.pp} stages."
     if settings.dp > 1:
@@ -83,9 +83,8 @@ def text(run: Run) -> Iterator[str]:
     if not run.samples:
         return
     *earlier, last = run.samples
-    yield html.paragraph(
-        f"This is what it writes after {count(last['step'], 'step')}, if the text begins with `{last['prompt']}`:"
-    )
+    begins = f", if the text begins with `{last['prompt']}`" if last["prompt"].strip() else ""
+    yield html.paragraph(f"This is what it writes after {count(last['step'], 'step')}{begins}:")
     yield html.text_block(visible(last["text"]))
     if earlier:
         samples = [html.paragraph(f"After {count(row['step'], 'step')}:") for row in earlier]
