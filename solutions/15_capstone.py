@@ -457,7 +457,7 @@ card({f"p = {p}": losses[name] for p, name in ((1, "one process"), (2, "tp = 2")
 # %% [markdown]
 # <details><summary>Going deeper: the large run, checkpoints in other programs, and what's next</summary>
 #
-# - **A larger run.** `tplab` also has a capstone program, which consists of the same parts as your loop but has more options. It can evaluate the model, write checkpoints in the background, and create a report. `python -m tplab.capstone --preset laptop --layers mine` trains your layers on two processes for a few minutes, and `make capstone` trains a model and writes its report. The preset `h100x8` is meant for eight H100 GPUs, but so far, we've only run it on emulated GPUs.
+# - **A larger run.** `tplab` also has a capstone program, which consists of the same parts as your loop but has more options. It can evaluate the model, resume after a crash, and create a report. `python -m tplab.capstone --preset laptop --layers mine` trains your layers on two processes for a few minutes, and `make capstone` trains a model and writes its report. The preset `h100x8` is meant for eight H100 GPUs, but so far, we've only run it on emulated GPUs.
 #
 # - **Power failures.** If a process is killed, the operating system still writes everything that the process has handed over to it. After a power failure, the operating system can't do that anymore. So before you rename a checkpoint, you also have to force its files onto the disk with `os.fsync`, as `tplab.capstone.checkpoints` does.
 #

@@ -7,9 +7,8 @@ import torch.distributed as dist
 
 from tests.reference import random
 from tplab.capstone import Settings
-from tplab.capstone.training.build_model import build_model, hooks_of, training_step
+from tplab.capstone.training.build_model import build_model, training_step
 from tplab.data.grid import mesh
-from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 
 SMALL = Settings(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, seq_length=8, precision="float64", batch_size=4,
@@ -30,15 +29,6 @@ def batch(step):
 def make(settings, answers=None):
     grid = mesh(dp=settings.dp, tp=settings.tp) if dist.is_initialized() else None
     return build_model(settings, settings.model, mesh=grid, device="cpu", answers=answers), grid
-
-
-def finish_gradients(model):
-    """Complete the gradients, for tests that do without a `TrainingStep`."""
-    finish = hooks_of(model).finish_gradients
-    if finish is not None:
-        finish()
-    elif isinstance(model, SequenceParallelGPT):
-        allreduce_sequence_parallel_gradients(model, model.group)
 
 
 def gradients(model):

@@ -11,7 +11,7 @@ from tplab.capstone.settings.settings import MATTER, Settings
 SETTINGS = Settings(num_layers=2, hidden_size=64, num_heads=4, seq_length=32, vocab_size=512, tp=2, steps=60,
                     batch_size=8, micro_batch_size=8, sample_every=20)  # fmt: skip
 MACHINE = {"system": "Linux x86_64", "processor": "An Example CPU @ 2.00GHz", "cores": 2, "memory": 8 * 10**9,
-           "gpu": None, "gpus": 0, "python": "3.12.1", "torch": "2.11.0"}  # fmt: skip
+           "gpu": None, "gpus": 0, "peak": None, "python": "3.12.1", "torch": "2.11.0"}  # fmt: skip
 NASTY = "<script>alert('& more')</script> ```fences``` | pipes"
 
 
@@ -22,8 +22,8 @@ def losses(steps: int, off: float = 0.0) -> list[float]:
 def start_row(settings: Settings, **other: Any) -> dict[str, Any]:
     return {"kind": "start", "time": "2026-03-01T12:00:00+00:00", "settings": asdict(settings), "machine": MACHINE,
             "ranks": settings.ranks, "backend": "gloo", "shares_memory": False, "device": "cpu",
-            "parameters": 2_410_000, "layers": settings.layers, "step": 1, "resumed_from": None, "plan": plan(settings),
-            "changes": {}, "answers": None, "used": [], **other}  # fmt: skip
+            "parameters": 2_410_000, "step": 1, "resumed_from": None, "plan": plan(settings), "answers": None,
+            **other}  # fmt: skip
 
 
 def plan(settings: Settings) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def plan(settings: Settings) -> dict[str, Any]:
 def step_row(settings: Settings, step: int, loss: float) -> dict[str, Any]:
     seconds = 0.11 + 0.02 * (step % 7 == 0)
     return {"kind": "step", "step": step, "loss": loss, "learning_rate": 1e-3, "norm": 1.2, "seconds": seconds,
-            "tokens": settings.tokens_per_step, "tokens_per_second": settings.tokens_per_step / seconds,
+            "tokens_per_second": settings.tokens_per_step / seconds,
             "communication": [0.2 + 0.1 * rank for rank in range(settings.ranks)],
             "sent": [1_234_567] * settings.ranks, "memory": [412_000_000] * settings.ranks,
             "tensors": [31_900_000] * settings.ranks}  # fmt: skip
@@ -63,27 +63,21 @@ def write_run(folder: Path, settings: Settings = SETTINGS, measured: dict[str, A
     settings.save(folder / "settings.yaml")
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(settings)))
     if measured is not None:
-        write_measurements(folder, measured, settings)
+        of_run = {"settings": {name: getattr(settings, name) for name in MATTER}}
+        (folder / "measurements.json").write_text(json.dumps(measured | of_run))
     return settings
 
 
-def write_measurements(folder: Path, measured: dict[str, Any], settings: Settings = SETTINGS) -> None:
-    """The measurements of a study, made with these settings unless a part says otherwise."""
-    of_run = {"settings": {name: getattr(settings, name) for name in MATTER}}
-    (folder / "measurements.json").write_text(json.dumps({name: of_run | part for name, part in measured.items()}))
-
-
-MEASURED: dict[str, Any] = {
-    "machine": {"ranks": 2, "flops": 6.1e10, "bandwidth": 9.1e9, "memory": 4 * 10**9, "alpha": 4.5e-5, "beta": 4.1e-10},
-    "alone": {"losses": losses(30, 1e-8)},
+MEASURED: dict[str, Any] = {  # as by a study
+    "alone": losses(30, 1e-8),
     "scaling": {
-        "steps": 9, "notes": ["For 1 rank with 1 thread, we used micro-batches of 4."],
+        "steps": 9,
         "turns": [
-            {"ranks": 1, "threads": 1, "predicted": 0.17, "rounds": [0.18, 0.19, 0.2]},
-            {"ranks": 2, "threads": 1, "predicted": 0.1, "rounds": [0.1105, 0.111, 0.11]},
+            {"ranks": 1, "predicted": {"matmuls": 0.13, "element-wise": 0.04}, "rounds": [0.18, 0.19, 0.2]},
+            {"ranks": 2, "predicted": {"matmuls": 0.07, "communication": 0.03}, "rounds": [0.1105, 0.111, 0.11]},
         ],
     },
-}  # fmt: skip
+}
 
 
 class Log:

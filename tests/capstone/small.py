@@ -17,7 +17,7 @@ from tplab.tensor.full_state import full_state_dict
 SMALL = Settings(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, seq_length=16, precision="float64", steps=8,
     batch_size=8, micro_batch_size=8, learning_rate=2e-2, min_learning_rate=1e-3, warmup_steps=3, max_norm=0.5, seed=3,
-    evaluate_every=0, evaluation_batches=1, sample_tokens=0, save_every=0, async_save=False, plan=False,
+    evaluate_every=0, evaluation_batches=1, sample_tokens=0, save_every=0, plan=False,
 )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def write_text(folder: Path) -> Path:
 
 LLAMA: dict[str, Any] = {
     "gated": True, "bias": False, "tied_embedding": False, "learned_positions": False, "num_kv_heads": 2,
-    "ffn_hidden_size": 48, "rotary_base": 500.0, "norm_eps": 1e-6,
+    "ffn_hidden_size": 48, "rotary_base": 500.0,
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
-"""A training run as small as one can be, with everything that a checkpoint has to do with: tp, dp, AdamW, a log."""
+"""A training run as small as one can be, with everything that a checkpoint has to do with: tp, dp, AdamW."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -51,7 +50,7 @@ def learn(model, optimizer, step, data=None, replica=0, replicas=1):
     return float(whole)
 
 
-def train(folder, steps, *, dp=1, save_every=2, keep=2, asynchronous=False, dtype=torch.float32, stop_after=None):
+def train(folder, steps, *, dp=1, save_every=2, dtype=torch.float32):
     """Train from the newest checkpoint in the folder on, on every rank; (first step, losses)."""
     grid, tp_group, data, replica = None, None, None, 0
     if dist.is_initialized():
@@ -61,23 +60,12 @@ def train(folder, steps, *, dp=1, save_every=2, keep=2, asynchronous=False, dtyp
     model, optimizer = build(tp_group, dtype=dtype)
     if dp > 1:
         data = DataParallel(model, group=grid.get_group("dp"))
-    folder, step, losses = Path(folder), 0, []
-    checkpoints = Checkpoints(folder / "checkpoints", keep, asynchronous, grid)
+    first, losses = 0, []
+    checkpoints = Checkpoints(Path(folder) / "checkpoints", mesh=grid)
     if path := checkpoints.latest():
-        step = checkpoints.load(path, model, optimizer)["step"]
-    first = step
-    log(folder, {"kind": "start", "step": step + 1, "resumed_from": step or None})
-    while step < (stop_after or steps):
-        step += 1
+        first = checkpoints.load(path, model, optimizer)
+    for step in range(first + 1, steps + 1):
         losses.append(learn(model, optimizer, step, data, replica, dp))
-        log(folder, {"kind": "step", "step": step, "loss": losses[-1]})
         if step % save_every == 0:
-            checkpoints.save(step, model, optimizer, {"losses": losses[-2:]})
-    checkpoints.wait()
+            checkpoints.save(step, model, optimizer)
     return first, losses
-
-
-def log(folder, row):
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        with open(folder / "log.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")

@@ -23,7 +23,6 @@ from tplab.capstone.training.log import read_log, steps_of
 ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
 COMMAND = [sys.executable, "-m", "tplab.capstone"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-SCRIPT = Path(__file__).parents[2] / "tplab" / "capstone" / "capstone.slurm"
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
 
 
@@ -32,7 +31,7 @@ def flags(tmp_path: Path) -> list[str]:
     """Of a run that doesn't end by itself."""
     SMALL.save(tmp_path / "small.yaml")
     text = write_text(tmp_path / "text")
-    changes = ["--tp", "2", "--precision", "float32", "--steps", "100000", "--save-every", "5", "--async-save"]
+    changes = ["--tp", "2", "--precision", "float32", "--steps", "100000", "--save-every", "5"]
     return ["--config", str(tmp_path / "small.yaml"), "--data", str(text), "--folder", str(tmp_path / "run"), *changes]
 
 
@@ -155,37 +154,3 @@ def test_only_what_trains_promises_to_resume_after_ctrl_c(monkeypatch, capsys):
     for command, resumes in (("report", False), ("sample", False), ("study", True), ("", True)):
         assert main([command, "runs/here"] if command else []) == 130
         assert ("resumes from the newest checkpoint" in capsys.readouterr().err) == resumes
-
-
-SRUN = """#!/bin/sh
-echo "srun $*" > calls
-while [ ! -e "$FOLDER/stop" ]; do sleep 0.05; done
-rm "$FOLDER/stop"
-sleep 0.2
-echo saved >> calls
-exit $STATUS
-"""
-
-
-@pytest.mark.parametrize(("status", "requeued"), [(0, True), (1, False)])
-def test_the_slurm_script_asks_to_stop_and_goes_back_into_the_queue(status, requeued, tmp_path):
-    """With stand-ins for Slurm's commands."""
-    tools = {"srun": SRUN, "scontrol": '#!/bin/sh\nif [ "$1" = show ]; then echo node7; else echo "$*" >> calls; fi\n'}
-    for name, text in tools.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    job = {"ID": "12345", "NAME": "capstone", "NODELIST": "node[7-8]", "NUM_NODES": "2"}
-    environment = os.environ | {f"SLURM_JOB_{name}": value for name, value in job.items()}
-    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FOLDER": "run", "STATUS": str(status)}
-    run = subprocess.Popen(["bash", str(SCRIPT), "--tp", "8"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
-    try:
-        wait_for(tmp_path / "calls", "srun")
-        run.send_signal(signal.SIGTERM)
-        run.communicate(timeout=60)
-    finally:
-        run.kill()
-    called, *after = (tmp_path / "calls").read_text().splitlines()
-    assert run.returncode == status
-    assert "--rdzv-endpoint node7:22345" in called
-    assert called.endswith("-m tplab.capstone --folder run --tp 8")
-    assert after == (["saved", "requeue 12345"] if requeued else ["saved"])

@@ -104,15 +104,6 @@ def assert_holds(tensors, expected, rank, p, tolerance):
             assert torch.equal(tensor, part), name
 
 
-def drawn(rng):
-    """The next numbers of both random states."""
-    numbers = {}
-    for name in ("replicated", "sharded"):
-        with rng.fork(name):
-            numbers[name] = torch.rand(4)
-    return numbers
-
-
 def own_group(groups):
     """(number, group) of this rank among groups that all ranks make."""
     if groups is None:
@@ -122,34 +113,34 @@ def own_group(groups):
 
 
 def _save(root, groups=None):
-    """Train, save, go on: what was saved, what came of it, the random numbers afterwards, and the model gathered."""
+    """Train, save, go on: what was saved, what came of it, and the model gathered."""
     number, group = own_group(groups)
-    rng = seed_all(5 + 10_000 * number, group)
+    seed_all(5 + 10_000 * number, group)
     model = make(group)
     optimizer = optimizer_of(OPTIMIZERS[dist.get_world_size(group)], model)
     train(model, optimizer, range(2))
-    save_sharded(root / f"group{number}", model, optimizer=optimizer, rng=rng, extra=EXTRA, group=group)
+    save_sharded(root / f"group{number}", model, optimizer=optimizer, extra=EXTRA, group=group)
     saved = held(model, optimizer)
     train(model, optimizer, range(2, 3))
-    return saved, held(model, optimizer), drawn(rng), full_state_dict(model, group)
+    return saved, held(model, optimizer), full_state_dict(model, group)
 
 
 def _load(checkpoints, groups=None):
-    """The same from each checkpoint: what was loaded, what came of it, random numbers, and the extra."""
+    """The same from each checkpoint: what was loaded, what came of it, and the extra."""
     number, group = own_group(groups)
     results = []
     for path, kind in checkpoints if groups is None else [checkpoints[number]]:
-        rng = seed_all(6, group)
+        seed_all(6, group)
         model = make(group)
         for tensor in model.state_dict().values():
             tensor.fill_(7)  # in the padding of the table too
         optimizer = optimizer_of(kind, model)
         for parameters in optimizer.param_groups:
             parameters["lr"] = parameters["lr"] * 3
-        extra = load_sharded(path, model, optimizer=optimizer, rng=rng, group=group)
+        extra = load_sharded(path, model, optimizer=optimizer, group=group)
         loaded = held(model, optimizer)
         train(model, optimizer, range(2, 3))
-        results.append((loaded, held(model, optimizer), drawn(rng), extra))
+        results.append((loaded, held(model, optimizer), extra))
     return results
 
 
@@ -213,14 +204,14 @@ def each_resharding(runs):
 def test_what_each_rank_saves_is_its_part_of_the_full_state_dict(runs):
     _, saved, _ = runs
     for results in (of_ranks["saved"] for of_ranks in saved.values()):
-        tensors = whole([tensors for _, (tensors, _), _, _ in results])
-        assert all(torch.equal(tensors[name], tensor) for name, tensor in results[0][3].items())
+        tensors = whole([tensors for _, (tensors, _), _ in results])
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in results[0][2].items())
 
 
 def test_any_number_of_ranks_loads_exactly_what_any_number_saved(runs):
     for saved, loaded in each_resharding(runs):
         expected, groups = whole([tensors for (tensors, _), *_ in saved]), saved[0][0][1]
-        for rank, ((tensors, own_groups), _, _, extra) in enumerate(loaded):
+        for rank, ((tensors, own_groups), _, extra) in enumerate(loaded):
             assert_holds(tensors, expected, rank, len(loaded), 0)
             assert own_groups == groups
             assert {**extra, "seen": extra["seen"].tolist()} == {**EXTRA, "seen": [0, 1, 2]}
@@ -229,19 +220,8 @@ def test_any_number_of_ranks_loads_exactly_what_any_number_saved(runs):
 def test_training_goes_on_as_if_it_had_not_been_interrupted(runs):
     for saved, loaded in each_resharding(runs):
         expected = whole([tensors for _, (tensors, _), *_ in saved])
-        for rank, (_, (tensors, _), _, _) in enumerate(loaded):
+        for rank, (_, (tensors, _), _) in enumerate(loaded):
             assert_holds(tensors, expected, rank, len(loaded), 1e-10)
-
-
-def test_random_states_go_on_where_they_were(runs):
-    for saved, loaded in each_resharding(runs):
-        for rank, (_, _, numbers, _) in enumerate(loaded):
-            assert torch.equal(numbers["replicated"], saved[0][2]["replicated"])
-            if rank < len(saved):
-                assert torch.equal(numbers["sharded"], saved[rank][2]["sharded"])
-            else:  # nobody saved one: it is as seed_all(6) left it
-                torch.manual_seed(6 + 2718 + rank)
-                assert torch.equal(numbers["sharded"], torch.rand(4))
 
 
 def test_torch_reads_the_whole_model_and_optimizer_from_the_files(runs, tmp_path):
@@ -251,14 +231,13 @@ def test_torch_reads_the_whole_model_and_optimizer_from_the_files(runs, tmp_path
         expected = whole([tensors for tensors, _ in of_ranks])
         dcp_to_torch_save(root / f"p{p}" / "group0", tmp_path / "all.pt")
         found = torch.load(tmp_path / "all.pt", weights_only=True)
-        assert found.keys() == {"model", "optimizer", "rng", "extra"}
+        assert found.keys() == {"model", "optimizer", "extra"}
         state = {f"{n} {k}": t for n, entries in found["optimizer"]["state"].items() for k, t in entries.items()}
         tensors = found["model"] | state
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
         groups = [{k: v for k, v in g.items() if k != "params"} for g in found["optimizer"]["param_groups"]]
         assert groups == of_ranks[0][1]
-        assert found["rng"].keys() == {"replicated", *(f"sharded.rank{r}" for r in range(p))}
         assert found["extra"]["milestones"] == EXTRA["milestones"]
 
 
@@ -267,10 +246,9 @@ def test_groups_side_by_side_save_and_load_their_own(runs):
     for now, before in (([0, 1], [1, 3]), ([2, 3], [0, 2])):  # ranks 0 and 1 go on from what 1 and 3 saved
         was = [saved[rank] for rank in before]
         for rank in (0, 1):
-            (tensors, _), (tensors_after, _), numbers, _ = loaded[now[rank]][0]
+            (tensors, _), (tensors_after, _), _ = loaded[now[rank]][0]
             assert_holds(tensors, whole([tensors for (tensors, _), *_ in was]), rank, 2, 0)
             assert_holds(tensors_after, whole([tensors for _, (tensors, _), *_ in was]), rank, 2, 1e-10)
-            assert all(torch.equal(numbers[name], was[rank][2][name]) for name in numbers)
     first, second = (saved[rank][0][0]["final_norm.weight"][0] for rank in (0, 1))
     assert not torch.equal(first, second)
 
@@ -511,7 +489,6 @@ def _refusals(root):
         (("ValueError", "'layers.0.down.bias'", "only in the checkpoint"), "good", Narrow(bias=False), {}),
         (("ValueError", "is [8, 4] in", "needs [16, 4]", "each of 2 ranks takes [8, 4]"), "good", Narrow(width=16), {}),
         (("ValueError", "without optimizer"), "weights", model, {"optimizer": adam}),
-        (("ValueError", "no random states ['replicated', 'sharded']"), "weights", model, {"rng": seed_all(1)}),
         (("ValueError", "has 1 param_groups, this one has 8"), "good", model, {"optimizer": two_groups}),
         (("ValueError", "param_groups[0]", "['layers.0.up.weight']"), "good", model, {"optimizer": fewer}),
         (("ValueError", "a parameter [4, 4] that isn't the model's"), "good", model, {"optimizer": strange}),

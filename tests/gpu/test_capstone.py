@@ -35,7 +35,6 @@ VARIANTS = {
     "computed again": {"recompute": "attention"},
     "replicas": {"tp": 1, "dp": 2},
     "the learner's": {"layers": "mine"},
-    "the learner's, sequence parallel": {"layers": "mine", "sequence_parallel": True},
     "text is written": {"sample_tokens": 4},
     "stages": {"tp": 1, "pp": 2, "micro_batch_size": 2, "sample_tokens": 4},
     "shared gradients": {"tp": 1, "dp": 2, "zero": 2},
@@ -77,11 +76,10 @@ def test_so_are_those_of_compiled_layers(precision: str, right: list[float], tmp
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("async_save", [True, False])
-def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(async_save: bool, right: list[float], tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(right: list[float], tmp_path: Path) -> None:
     name = "1 rank, NCCL"
     check_is_open(name)
-    same = {"precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4, "async_save": async_save}
+    same = {"precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4}
     first = first_losses(WAYS[name], tmp_path, stop_after=8, **same)
     then = first_losses(WAYS[name], tmp_path, **same)
     assert (len(first), len(then)) == (8, 12)
@@ -108,7 +106,7 @@ def test_a_run_goes_on_with_another_grid(
     ranks = math.prod(first.get(name, 1) for name in ("tp", "pp", "dp"))
     way = over_nccl(ranks)
     check_is_open(way)
-    same = {"tp": 1, "precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4, "async_save": True}
+    same = {"tp": 1, "precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4}
     losses = first_losses(way, tmp_path, stop_after=8, **same | first) + first_losses(way, tmp_path, **same | then)
     assert far_apart(losses, right, "float64") == {}
 

@@ -17,6 +17,7 @@ from tplab.common import units
 from tplab.common.files import replace
 from tplab.course.learn.course_files import own_course
 from tplab.course.learn.library import modules
+from tplab.course.learn.my_tp import BLOCKS
 from tplab.course.notebooks.numbering import chapter_of
 from tplab.memory.config import parameter_count
 from tplab.runtime import launch
@@ -24,7 +25,6 @@ from tplab.viz import Block, Picture
 from tplab.viz import poster as draw
 
 CARD = "card.svg"
-_WRITTEN_IN = {"embedding": "7.3", "attention": "6.2", "MLP": "5.2", "logits": "7.4", "loss": "8.3"}
 _WIDE, _HIGH, _MARGIN = 720, 430, 28  # of the card, in pixels
 _COLORS, _DASHES = ("#9CC3E6", "#F2A900", "#0B3C5D"), ("", "9 6", "2 5")  # of its curves, from the back to the front
 _LINES, _LETTERS = 6, 44  # of the sample on the card
@@ -36,7 +36,7 @@ def poster(settings: Settings, answers: Any) -> Picture:
     sent = launch(messages_of, settings.ranks, args=(settings, answers))[0]
 
     def block(name: str, part: str = "") -> Block:
-        exercise, part = _WRITTEN_IN[name], part or name
+        exercise, part = BLOCKS[name], part or name
         passed = answers.checked[exercise].removeprefix("passed on ").partition(" ")[0]
         who = f"passed on {passed}" if answers.checked[exercise].startswith("passed") else "the course's solution"
         forward, backward = (_in_words(sent.get(f"{part} {way}", [])) for way in ("forward", "backward"))

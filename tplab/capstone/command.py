@@ -4,10 +4,13 @@
     python -m tplab.capstone --preset llama --tp 1 --pp 2
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 2 --pp 2 --dp 2 --zero 1
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST -m tplab.capstone --tp 8 --dp 2
 
-Without torchrun, the command starts tp · pp · dp processes itself. For several machines, see
-tplab/capstone/capstone.slurm. To stop a run, press Ctrl-C, send SIGTERM, or `touch FOLDER/stop`. It then saves a
-checkpoint. Run the same command again to resume from the newest checkpoint.
+Without torchrun, the command starts tp · pp · dp processes itself. If there are several machines, run the same command
+on each. HOST is the name of one of them, and --folder has to be on a disk that all of them share.
+
+To stop a run, press Ctrl-C, or with torchrun, `touch FOLDER/stop`. It then saves a checkpoint. Run the same command
+again to resume from the newest checkpoint.
 
 If a rank fails, torchrun ends all of them. With --max-restarts 3, it restarts them up to three times, and they resume
 from the newest checkpoint.
@@ -31,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,7 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.console import ConsoleLog
 from tplab.capstone.training.loop import ASKED, Outcome, train
 from tplab.capstone.training.ranks import check_started
-from tplab.capstone.training.signals import hand_on
+from tplab.capstone.training.stopping import stops_on_signal
 from tplab.checkpoint.files import gathered
 from tplab.runtime import RankError, launch, torchrun
 from tplab.runtime.devices import backend_for
@@ -105,11 +109,13 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
     if "folder" in given and (there := Path(given["folder"], SETTINGS)).exists():
         return settings_of(given, replace(read_settings(there), stop_after=None))
     gpus = torch.cuda.device_count()
-    gpu = torch.cuda.get_device_name(0) if gpus else None
+    sizes = [given[name] for name in ("tp", "pp", "dp") if name in given]
+    ranks = prod(sizes) if sizes else None
     if torchrun.is_active():  # on one or more machines
         ranks = int(os.environ["WORLD_SIZE"])
         gpus *= ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    return settings_of(given, preset_for(gpu, *(given.get(name) for name in ("tp", "dp", "pp")), gpus=gpus))
+    tp = {} if "tp" in given or not sizes else {"tp": 1}
+    return settings_of(tp | dict(given), preset_for(gpus, ranks))
 
 
 def carry_out(settings: Settings) -> int:
@@ -144,9 +150,10 @@ def _on_ranks_of_its_own(settings: Settings) -> int:
     with locked(folder):
         pass  # without this check, every rank would fail, and only after the text is prepared
     answers = _answers(settings)
+    print("Preparing the text. The first run takes longer, because it turns the text into tokens.", flush=True)
     print(prepare(settings))
     tell, backend = ConsoleLog(settings.last_step), backend_for(settings.ranks)
-    with hand_on(folder):
+    with stops_on_signal(folder):
         outcome = launch(train, settings.ranks, args=(settings, answers, tell), backend=backend, timeout=None)[0]
     print(_summary(outcome))
     return 0

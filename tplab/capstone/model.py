@@ -15,17 +15,13 @@ from tplab.memory.config import GPTConfig
 class TrainingHooks:
     """The model-specific parts of a training step, which are stored as `model.hooks`.
 
-    config, group       the model's config, and the process group of its tensor-parallel ranks
-    finish_gradients    all-reduces gradients that are partial sums after backward. If None, `TrainingStep` does that
-    norm                returns the gradient norm over a mesh. If None, `tplab.data.grad_norm` computes it
-    idle                exercises whose answers weren't called when a small model was tried out before training
+    config, group    the model's config, and the process group of its tensor-parallel ranks
+    norm             returns the gradient norm over a mesh. If None, `tplab.data.grad_norm` computes it
     """
 
     config: GPTConfig
     group: ProcessGroup | None = None
-    finish_gradients: Callable[[], None] | None = None
     norm: Callable[[DeviceMesh | None], Tensor] | None = None
-    idle: frozenset[str] = frozenset()
 
 
 @torch.no_grad()

@@ -23,11 +23,10 @@ from torch.optim import AdamW
 from tplab.capstone.data.prepare import prepare
 from tplab.capstone.loop import Functions, load, name_of_shard, train
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.build_model import build_model, for_generation
+from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.optimizer import adamw_options
 from tplab.capstone.training.ranks import join
-from tplab.capstone.training.step import TEMPERATURE, TOP_K
-from tplab.gpt.generation import generate
+from tplab.capstone.training.step import write
 from tplab.runtime import record
 
 LOSSES = "losses.csv"  # in a run's folder
@@ -80,13 +79,7 @@ def sample_of(settings: Settings, answers: Any, folder: Path) -> str:
     ranks, tokens = join(settings), prepare(settings)
     model, optimizer = _model_and_optimizer(settings, answers)
     load(folder, model, optimizer, ranks.group("tp"))
-    ids = torch.tensor([tokens.tokenizer.encode(settings.prompt).ids], device=ranks.device)  # [1, s]
-    chance = torch.Generator(ranks.device).manual_seed(settings.seed)
-    text = generate(
-        for_generation(model), ids, min(settings.sample_tokens, settings.seq_length - ids.shape[1]),
-        temperature=TEMPERATURE, top_k=TOP_K, generator=chance, vocab_size=tokens.vocab_size,
-    )  # fmt: skip
-    return tokens.tokenizer.decode(text[0].tolist())
+    return write(model, settings, ranks, tokens)
 
 
 def messages_of(settings: Settings, answers: Any) -> dict[str, list[int]]:

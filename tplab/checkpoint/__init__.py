@@ -4,7 +4,7 @@ files       the directory of a checkpoint, written by torch.distributed.checkpoi
 pieces      which chunks of each full tensor a rank has
 replicas    check that replicated tensors are identical on all ranks
 optimizer   save and load the optimizer's state, by parameter name
-sharded     save and load the model, the optimizer and random states
+sharded     save and load the model and the optimizer
 """
 
 from tplab.checkpoint.replicas import compare_replicas

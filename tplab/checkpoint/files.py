@@ -10,11 +10,9 @@ anything else. Tensors are read with `weights_only=True`, and `PieceLoader` read
 documentation of pickle, "Restricting Globals".)
 """
 
-import math
 import os
 import pickle
 import re
-import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +27,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tplab.collectives.by_hand import rank_and_size
@@ -75,23 +72,11 @@ class TyingWriter(dcp.FileSystemWriter):
     """Storage writer that stores a tied tensor once and lists it under both names.
 
     ties    a dict from the second name of each tied tensor to its first name
-
-    If the disk doesn't have room for the files of all ranks, it writes nothing and raises OSError with the sizes.
     """
 
     def __init__(self, path: Path, ties: Mapping[str, str], **options: Any) -> None:
         super().__init__(path, overwrite=False, **options)
         self.ties = ties
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        needed, free = sum(map(_file_bytes, plans)), shutil.disk_usage(self.path).free
-        if needed > free:
-            raise OSError(f"about {needed:,} bytes are to be written, and {free:,} are free on its disk")
-        return super().prepare_global_plan(plans)
-
-    def write_data(self, plan: SavePlan, planner: Any) -> Any:
-        with _numbers_told(f"of about {_file_bytes(plan):,} bytes a part", self.path):
-            return super().write_data(plan, planner)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         written = [result for of_rank in results for result in of_rank]
@@ -101,8 +86,7 @@ class TyingWriter(dcp.FileSystemWriter):
             metadata.planner_data[second] = tuple(second.split(".", 1))  # ("model", the name in the model)
             own = [result for result in written if result.index.fqn == first]
             again += [replace(result, index=replace(result.index, fqn=second)) for result in own]
-        with _numbers_told(".metadata", self.path):
-            super().finish(metadata, [*results, again])
+        super().finish(metadata, [*results, again])
 
 
 class SafeReader(dcp.FileSystemReader):
@@ -214,26 +198,6 @@ class _MetadataUnpickler(pickle.Unpickler):
             f"it asks for {module}.{name}, which no checkpoint needs. Someone may have changed the file to run a "
             "program here: don't load it with anything else either"
         )
-
-
-def _file_bytes(plan: SavePlan) -> int:
-    """Estimate how many bytes a rank writes. torch.save and .metadata add nearly 2 KiB per chunk."""
-    tensors = [item.tensor_data for item in plan.items if item.tensor_data]
-    numbers = sum(math.prod(tensor.chunk.sizes) * tensor.properties.dtype.itemsize for tensor in tensors)
-    return numbers + 2048 * len(plan.items)
-
-
-@contextmanager
-def _numbers_told(what: str, path: Any) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        own_words = error.__context__  # the original OSError, which torch.save replaces with its own error
-        reason = own_words if isinstance(own_words, OSError) else error
-        raise OSError(
-            f"{what} could not be written; {shutil.disk_usage(path).free:,} bytes are free on its disk, if no quota or "
-            f"limit (ulimit -f) allows less: {reason}"
-        ) from error
 
 
 def _entries(names: Iterable[str]) -> Counter[str]:

@@ -11,7 +11,6 @@ A DTensor, torch's own sharded tensor, has one chunk per rank and knows that chu
 consists of several chunks (see `tplab.tensor.sharding.runs`).
 """
 
-import copy
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,11 +60,6 @@ class Pieces:
     def padded(self) -> bool:
         """Return True if the shard contains padding, that is, elements that don't belong to the full tensor."""
         return sum(view.numel() for view in self.views.values()) < held(self.shard).numel()
-
-    def copied(self) -> "Pieces":
-        """Return a copy in separate CPU memory for saving. Of the shard itself, only the dtype is kept."""
-        views = {offset: _copied(view) for offset, view in self.views.items()}
-        return Pieces(torch.empty(0, dtype=self.shard.dtype, device="cpu"), self.whole_shape, views)
 
 
 def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int) -> Pieces:
@@ -117,25 +111,6 @@ def blank(metadata: Metadata, name: str) -> Pieces | None:
     if not isinstance(saved, TensorStorageMetadata):
         return None
     return pieces(torch.zeros(saved.size, dtype=saved.properties.dtype), None, 0, 1)
-
-
-def copied(content: Any) -> Any:
-    """Deep-copy a nested dict of `Pieces`, tensors and values, with all tensors moved to the CPU.
-
-    Copies from a GPU go to pinned memory asynchronously, so synchronize before you read them.
-    """
-    if isinstance(content, Pieces):
-        return content.copied()
-    if isinstance(content, Tensor):
-        return _copied(content)
-    if isinstance(content, dict):
-        return {key: copied(value) for key, value in content.items()}
-    return copy.deepcopy(content)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    place = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
-    return place.copy_(tensor.detach(), non_blocking=True)
 
 
 def value_of(leaf: object) -> Any:

@@ -19,7 +19,7 @@ stable.
 
 The format is that of `torch.distributed.checkpoint` (DCP), with the names that torch uses on a single process:
 
-    {"model": model.state_dict(), "optimizer": {"state": .., "param_groups": ..}, "rng": .., "extra": ..}
+    {"model": model.state_dict(), "optimizer": {"state": .., "param_groups": ..}, "extra": ..}
 
 Other tools can read it, even for an unsharded model: `dcp.load({"model": plain.state_dict()}, checkpoint_id=path)`, or
 `dcp_to_torch_save(path, "model.pt")` for a single `torch.load` file. Both run any code hidden in the files, which
@@ -31,12 +31,10 @@ padded shards.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -65,11 +63,10 @@ from tplab.checkpoint.optimizer import (
     saved_groups,
     state_places,
 )
-from tplab.checkpoint.pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, copied, pieces, value_of
+from tplab.checkpoint.pieces import PieceLoader, Pieces, PieceSaver, Plain, pieces, value_of
 from tplab.checkpoint.replicas import compare_replicas
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.full_state import is_on_ranks_of_shards
-from tplab.tensor.rng import RNGTracker
 from tplab.tensor.sharding import check_group
 from tplab.tensor.wrappers import load_plain_state, plain_state
 
@@ -79,13 +76,12 @@ def save_sharded(
     model: nn.Module,
     *,
     optimizer: OptimizerState | None = None,
-    rng: RNGTracker | None = None,
     extra: Mapping[str, Any] | None = None,
     check_replicas: bool = True,
     group: ProcessGroup | None = None,
     replica: ProcessGroup | None = None,
 ) -> None:
-    """Save model, optimizer, random states and `extra` to a new directory `path` on a disk that all ranks share.
+    """Save model, optimizer and `extra` to a new directory `path` on a disk that all ranks share.
 
     All ranks of the model's group must call it. Different groups must save to different paths. If there are several
     data-parallel replicas, only one has to be saved. With pipeline parallelism, `model` is this rank's stage, `replica`
@@ -100,60 +96,17 @@ def save_sharded(
     interrupted overwrite would leave you without any checkpoint. Save each checkpoint to its own directory (step-1000),
     and delete the previous one afterwards.
     """
-    staged = stage_sharded(
-        model, optimizer=optimizer, rng=rng, extra=extra, check_replicas=check_replicas, group=group, replica=replica
-    )
-    write_sharded(path, staged, group=replica or group)
-
-
-@dataclass(frozen=True)
-class Staged:
-    """The data that this rank has to save. Tensors are views until they are `copied`. `ties` is as in `TyingWriter`."""
-
-    content: dict[str, Any]
-    ties: dict[str, str]
-    is_copy: bool = False
-
-    def copied(self) -> "Staged":
-        """Return a copy in separate CPU memory, so that training can continue while it is written."""
-        staged = Staged(copied(self.content), self.ties, is_copy=True)
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
-        return staged
-
-
-def stage_sharded(
-    model: nn.Module,
-    *,
-    optimizer: OptimizerState | None = None,
-    rng: RNGTracker | None = None,
-    extra: Mapping[str, Any] | None = None,
-    check_replicas: bool = True,
-    group: ProcessGroup | None = None,
-    replica: ProcessGroup | None = None,
-) -> Staged:
-    """Do the first half of `save_sharded`, which reads the model and runs all checks that don't involve the disk."""
-    content, ties = together(lambda: _content(model, optimizer, rng, extra, group), replica or group)
+    everyone = replica or group
+    content, ties = together(lambda: _content(model, optimizer, extra, group), everyone)
     if replica is not None and optimizer is not None:
         content["optimizer"]["param_groups"] = of_all_stages(content["optimizer"]["param_groups"], replica)
     if check_replicas:
         compare_replicas(model, group)
-    return Staged(content, ties)
-
-
-def write_sharded(path: str | PathLike, staged: Staged, *, group: ProcessGroup | None = None) -> None:
-    """Do the second half of `save_sharded`, which writes the files.
-
-    If `staged` is a copy, this can run in a thread. Then `group` should be a gloo group that no other thread uses.
-    (`dcp.async_save` also makes a copy on the CPU and runs `dcp.save` in a thread.)
-    """
-    path, rank = Path(path), rank_and_size(group)[0]
-    together(lambda: make_directory(path) if rank == 0 else None, group)
-    together(lambda: check_is_shared(path), group)
-    ahead = {"per_thread_copy_ahead": 0} if staged.is_copy else {}  # otherwise the thread would use a GPU stream
+    path, rank = Path(path), rank_and_size(everyone)[0]
+    together(lambda: make_directory(path) if rank == 0 else None, everyone)
+    together(lambda: check_is_shared(path), everyone)
     with dcp_run(f"{path} could not be saved"):
-        writer = TyingWriter(path, staged.ties, **ahead)
-        dcp.save(staged.content, storage_writer=writer, planner=PieceSaver(), process_group=group)
+        dcp.save(content, storage_writer=TyingWriter(path, ties), planner=PieceSaver(), process_group=everyone)
 
 
 def load_sharded(
@@ -161,18 +114,14 @@ def load_sharded(
     model: nn.Module,
     *,
     optimizer: OptimizerState | None = None,
-    rng: RNGTracker | None = None,
     group: ProcessGroup | None = None,
     replica: ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Load in place what `save_sharded` saved on any number of ranks, and return its `extra`.
 
     All ranks of the model's group must call it. If `model` is a pipeline stage, all ranks of `replica` must call it, as
-    with `save_sharded`. Without `optimizer` or `rng`, their saved states are ignored. Values are converted to the
-    model's dtypes and devices.
-
-    With `rng`, all ranks restore the random streams that are the same on all ranks. A rank's own stream is restored on
-    the rank with the same number. Ranks beyond those that were saved keep the state from `seed_all`.
+    with `save_sharded`. Without `optimizer`, its saved state is ignored. Values are converted to the model's dtypes and
+    devices.
 
     Raises FileNotFoundError if the checkpoint is missing or incomplete, and ValueError if it belongs to a different
     model or optimizer; in both cases, nothing is modified. Raises RuntimeError if a file can't be read; in that case,
@@ -193,7 +142,7 @@ def load_sharded(
         if optimizer is not None and own_groups is not None:
             check_groups(groups, own_groups)
             wanted |= state_places(metadata, model, rank, world_size)
-        return wanted if rng is None else wanted | _rng_places(metadata, rng)
+        return wanted
 
     loaded = together(places, everyone)
     for leaf in loaded.values():
@@ -203,15 +152,12 @@ def load_sharded(
     _finish_model(model, loaded)
     if optimizer is not None:
         load_optimizer(optimizer, model, metadata, groups, loaded)
-    if rng is not None:
-        _finish_rng(rng, metadata, loaded)
     return small.get("extra") or {}
 
 
 def _content(
     model: nn.Module,
     optimizer: OptimizerState | None,
-    rng: RNGTracker | None,
     extra: Mapping[str, Any] | None,
     group: ProcessGroup | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -228,8 +174,6 @@ def _content(
             content["model"][name] = Plain(value)
     if optimizer is not None:
         content["optimizer"] = optimizer_content(optimizer, model, rank, world_size)
-    if rng is not None:
-        content["rng"] = rng.state_dict()
     if extra:
         content["extra"] = Plain(dict(extra))
     return content, {f"model.{name}": f"model.{other}" for name, other in first.items() if name != other}
@@ -270,23 +214,6 @@ def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: 
 def _finish_model(model: nn.Module, loaded: Mapping[str, Any]) -> None:
     """Run the hooks that modules have for loading, such as set_extra_state. The tensors are loaded already."""
     load_plain_state(model, {name: value_of(loaded[f"model.{first}"]) for name, first in _first_names(model).items()})
-
-
-def _rng_places(metadata: Metadata, rng: RNGTracker) -> dict[str, Any]:
-    saved, own = names_under(metadata, "rng"), rng.state_dict()
-    kinds = {str(key[1]).split(".rank")[0] for key in saved.values()}
-    missing = sorted({name.split(".rank")[0] for name in own} - kinds)
-    if missing:
-        raise ValueError(f"the checkpoint has no random states {missing}, only {sorted(kinds)}; load it without rng")
-    return {name: blank(metadata, name) for name, key in saved.items() if key[1] in own}
-
-
-def _finish_rng(rng: RNGTracker, metadata: Metadata, loaded: Mapping[str, Any]) -> None:
-    states: dict[str, dict[str, Tensor]] = {}
-    for name, (_, stream, kind) in names_under(metadata, "rng").items():
-        if name in loaded:
-            states.setdefault(str(stream), {})[str(kind)] = loaded[name].shard
-    rng.load_state_dict(states, strict=False)
 
 
 def _check_group(model: nn.Module, group: ProcessGroup | None) -> None:

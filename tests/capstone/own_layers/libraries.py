@@ -7,9 +7,9 @@ from pathlib import Path
 from tests import ROOT
 from tests.chapter_runner import wrong_source
 from tplab.capstone.own_layers.find import Answers, find_answers
-from tplab.capstone.own_layers.link import needed
 from tplab.course.learn import library
 from tplab.course.learn.course_files import MARKER, MEMORY, Course, all_chapters
+from tplab.course.learn.my_tp import FOR_A_GPT
 from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.numbering import chapter_files, chapter_of, number_of
 
@@ -24,7 +24,7 @@ class Libraries:
         (self.base.memory / MARKER).write_text("{}")
         for number, files in all_chapters(self.base).items():
             cells = read_notebook(files.reference)
-            mine = [exercise for exercise in needed() if chapter_of(exercise) == number]
+            mine = [exercise for exercise in FOR_A_GPT if chapter_of(exercise) == number]
             library.add_passed(self.base, cells, cells, mine)
 
     def course(self, sources: dict[str, str]) -> Course:

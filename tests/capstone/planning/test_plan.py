@@ -1,4 +1,4 @@
-"""The plan times every group of the run, and each message takes the time of its own group."""
+"""The plan times every group of the run, and each message takes the time of its own group. The memory is measured."""
 
 from dataclasses import replace
 from unittest.mock import patch
@@ -8,66 +8,42 @@ import torch
 import torch.distributed as dist
 
 from tplab import launch
-from tplab.capstone.planning.predictions import calibrated_step, plan, predicted_memory
+from tplab.capstone.planning.predictions import calibrated_step, kernels_of, plan, predicted_memory
 from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.study import programs
 from tplab.capstone.training.ranks import join
 from tplab.cost.calibration import Kernels, Line
 from tplab.runtime import record, shared_memory
 
 GRID = Settings(num_layers=2, hidden_size=64, num_heads=2, seq_length=64, vocab_size=300, batch_size=4,
                 micro_batch_size=2, tp=2, dp=2)  # fmt: skip
-GRIDS = {"tp, dp": GRID, "pp, dp": replace(GRID, tp=1, pp=2), "tp, pp": replace(GRID, dp=1, pp=2)}
 SLOW, FREE = Line(1.0, 1.0), Line()
 
 
-def timed(grids: dict[str, Settings]) -> dict[str, tuple[set[tuple[int, ...]], set[tuple[int, ...]]]]:
-    """On each grid, the groups of this rank whose large all-reduces a plan times, and those that share memory."""
-    found = {}
-    for name, settings in grids.items():
-        shared_memory._slots.clear()
-        with record() as section:
-            programs.kernels(settings)
-        large = 4 * settings.micro_batch_size * settings.seq_length * settings.hidden_size
-        groups = {one.group for one in section if one.kind == "all_reduce" and one.bytes == large}
-        found[name] = groups, {tuple(dist.get_process_group_ranks(group)) for group in shared_memory._slots}
-    return found
+def timed(settings: Settings) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
+    """The groups of this rank whose large all-reduces a plan times, and those that share memory."""
+    with record() as section:
+        kernels_of(settings, join(settings).mesh)
+    large = 4 * settings.micro_batch_size * settings.seq_length * settings.hidden_size
+    groups = {one.group for one in section if one.kind == "all_reduce" and one.bytes == large}
+    return groups, {tuple(dist.get_process_group_ranks(group)) for group in shared_memory._slots}
 
 
 def test_a_plan_times_the_all_reduces_of_every_group_and_only_tensor_parallel_ones_share_memory():
-    first = launch(timed, 4, args=(GRIDS,), timeout=300)[0]
-    assert first == {
-        "tp, dp": ({(0, 1), (0, 2)}, {(0, 1)}),
-        "pp, dp": ({(0, 1), (0, 2)}, set()),
-        "tp, pp": ({(0, 1), (0, 2)}, {(0, 1)}),
-    }
+    assert launch(timed, 4, args=(GRID,), timeout=300)[0] == ({(0, 1), (0, 2)}, {(0, 1)})
 
 
-@pytest.mark.parametrize("zero", [0, 1])
-def test_each_message_takes_the_time_of_its_own_group(zero):
-    settings = replace(GRID, pp=2, zero=zero)
-    free = Kernels((0, 0), (0, 0), (0, 0), 0, 0, FREE, FREE, {"pp": (FREE, FREE), "dp": (FREE, FREE)})
-    parts = step_parts(settings)
-    slow = {
-        "tp": replace(free, summed=SLOW, beside=SLOW),
-        **{name: replace(free, others=free.others | {name: (SLOW, SLOW)}) for name in ("pp", "dp")},
-    }
-    assert {part.group for part in parts} == set(slow)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_each_message_takes_the_time_of_its_own_group(sequence_parallel):
+    settings = replace(GRID, sequence_parallel=sequence_parallel)
+    free = Kernels((0, 0), (0, 0), (0, 0), 0, 0, FREE, FREE, {"dp": (FREE, FREE)})
+    slow = {"tp": replace(free, summed=SLOW, beside=SLOW), "dp": replace(free, others={"dp": (SLOW, SLOW)})}
     for group, kernels in slow.items():
-        own = [part for part in parts if part.group == group and part.kind != "recv"]
-        halves = [part.bytes / (1 if part.kind in ("all_reduce", "send") else 2) for part in own]
+        own = [part for part in step_parts(settings) if part.group == group]
+        halves = [part.bytes / (1 if part.kind == "all_reduce" else 2) for part in own]
         expected = sum(part.calls for part in own) + sum(halves)
+        assert own
         assert calibrated_step(settings, kernels)["communication"] == pytest.approx(expected)
-
-
-def test_a_stage_sends_its_output_once_however_many_stages_there_are():
-    """An all-reduce over 4 ranks, which was timed, sends a tensor 1.5 times."""
-    settings = replace(GRID, tp=1, dp=1, pp=4, num_layers=4)
-    pp = Kernels((0, 0), (0, 0), (0, 0), 0, 0, others={"pp": (Line(0.0, 1.5), FREE)})
-    sent = sum(part.bytes for part in step_parts(settings) if part.kind == "send")
-    sums = sum(part.bytes for part in step_parts(settings) if part.kind == "all_reduce")
-    assert calibrated_step(settings, pp)["communication"] == pytest.approx(sent + 1.5 * sums)
 
 
 BLOCKS = Settings(num_layers=1, hidden_size=8, num_heads=2, seq_length=1024, vocab_size=8192, batch_size=4,
@@ -112,3 +88,20 @@ def test_a_plan_is_for_the_device_that_the_run_uses_also_where_this_machine_alon
     assert found["sent"] == sum(part.bytes for part in step_parts(BLOCKS, device=CPU))
     assert found["memory"] == predicted_memory(BLOCKS, CPU)[0]
     assert found["sent"] != sum(part.bytes for part in step_parts(BLOCKS, device=GPU))
+
+
+TINY = Settings(data_limit=60_000, vocab_size=300, num_layers=1, hidden_size=32, num_heads=2, seq_length=16, tp=2,
+                steps=2, batch_size=2, micro_batch_size=2, sample_tokens=0, evaluation_batches=1, save_every=0,
+                warmup_steps=1)  # fmt: skip
+KERNELS = Kernels((1e-3, 2e-3), (3e-4, 4e-4), (5e-4, 6e-4), 7e-3, 1e-9, Line(1e-4, 1e-9), Line(2e-4, 3e-9))
+
+
+def test_what_is_recomputed_takes_its_time_once_more_per_layer_and_micro_batch():
+    settings = replace(TINY, num_layers=3, batch_size=4, vocab_size=512)
+    assert settings.micro_batches == 2
+    once, attention, layers = (
+        calibrated_step(replace(settings, recompute=what), KERNELS) for what in ("nothing", "attention", "layers")
+    )
+    assert attention["matmuls"] - once["matmuls"] == pytest.approx(2 * 3 * 5e-4)
+    assert layers["matmuls"] - once["matmuls"] == pytest.approx(2 * 3 * (1e-3 + 5e-4))
+    assert layers["element-wise"] - once["element-wise"] == pytest.approx(2 * 3 * 3e-4)

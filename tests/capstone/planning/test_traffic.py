@@ -13,7 +13,6 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
-from tplab.data.grid import Grid
 from tplab.runtime import Record, Total, record
 
 TINY = Settings(num_layers=2, hidden_size=32, num_heads=4, seq_length=16, vocab_size=300, steps=10,
@@ -38,33 +37,14 @@ REPLICAS: dict[str, dict[str, Any]] = {
     "replicas": {"tp": 1, "dp": 2},
     "no clipping": {"tp": 1, "dp": 2, "max_norm": 0.0},
     "more than one bucket": {"tp": 1, "dp": 2, "hidden_size": 256, "num_layers": 9},
+    "a llama": LLAMA,
 }
 SETTINGS = {name: replace(TINY, **other) for name, other in (OTHERS | REPLICAS).items()}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "a mesh": {"dp": 2, "sequence_parallel": True},
-    "stages": {"pp": 2, "num_layers": 3},
-    "stages, not overlapped, layers again": {"pp": 2, "recompute": "layers", "async_grad_allreduce": False},
-    "sequence-parallel stages in bfloat16": {"pp": 2, "sequence_parallel": True, "precision": "bfloat16"},
-    "stages of a llama in bfloat16": {"pp": 2, "precision": "bfloat16", **LLAMA},
-    "three stages and more": {"tp": 1, "pp": 4, "num_layers": 5},
-    "stages and replicas": {"tp": 1, "pp": 2, "dp": 2},
-    "stages and replicas that share the optimizer's state": {"tp": 1, "pp": 2, "dp": 2, "zero": 1},
-    "stages and replicas that share gradients": {"tp": 1, "pp": 2, "dp": 2, "zero": 2, "micro_batch_size": 1},
-    "stages and replicas that share weights": {"tp": 1, "pp": 2, "dp": 2, "zero": 3, "micro_batch_size": 1},
-    "replicas that share weights, of a llama": {"dp": 2, "zero": 3, "recompute": "layers", **LLAMA},
-    "replicas that share gradients, sequence parallel": {"dp": 2, "zero": 2, "sequence_parallel": True},
-    "replicas that share weights, sequence parallel": {
-        "dp": 2, "zero": 3, "sequence_parallel": True, "micro_batch_size": 1,
-    },
-    "more than one bucket of a shared state": {
-        "tp": 1, "dp": 4, "zero": 1, "hidden_size": 256, "num_layers": 9, "micro_batch_size": 1,
-    },
-}  # fmt: skip
-ON_FOUR = {name: replace(TINY, **other) for name, other in LAYOUTS.items()}
+ON_FOUR = {"a mesh": replace(TINY, dp=2, sequence_parallel=True), "a llama's mesh": replace(TINY, dp=2, **LLAMA)}
 
 
-def one_step(runs: dict[str, Settings]) -> dict[str, list]:
-    """The collectives of a step of each run on this rank."""
+def one_step(runs: dict[str, Settings]) -> dict[str, dict[str, Total]]:
+    """The calls and bytes of a step of each run on this rank, by the kind of collective."""
     found = {}
     for name, settings in runs.items():
         ranks = join(settings)
@@ -74,29 +54,22 @@ def one_step(runs: dict[str, Settings]) -> dict[str, list]:
         ids = torch.randint(settings.vocab_size, (own, settings.seq_length), generator=torch.Generator().manual_seed(1))
         with record() as section:
             step.run(1, ids, ids)
-        found[name] = list(section)
-    return found
-
-
-def step_bytes(settings: Settings, stage: int = 0, replica: int = 0) -> dict[str, Total]:
-    """Return one rank's calls and bytes per collective in one training step, in the same form as `Record.totals`."""
-    found: dict[str, Total] = {}
-    for part in step_parts(settings, stage, replica):
-        calls, size = found.get(part.kind, Total(0, 0))
-        found[part.kind] = Total(calls + part.calls, size + part.bytes)
+        found[name] = Record(list(section)).totals()
     return found
 
 
 @pytest.fixture(scope="module")
-def recorded() -> list[dict[str, list]]:
+def recorded() -> list[dict[str, dict[str, Total]]]:
     both, four = (launch(one_step, p, args=(of_p,), timeout=240) for p, of_p in ((2, SETTINGS), (4, ON_FOUR)))
     return [*both, *four]
 
 
 @pytest.mark.parametrize(("name", "settings"), (SETTINGS | ON_FOUR).items(), ids=[*SETTINGS, *ON_FOUR])
 def test_the_formula_is_what_a_rank_sends(recorded, name: str, settings: Settings):
+    expected: dict[str, Total] = {}
+    for part in step_parts(settings):
+        calls, size = expected.get(part.kind, Total(0, 0))
+        expected[part.kind] = Total(calls + part.calls, size + part.bytes)
     of_ranks = [of_rank[name] for of_rank in recorded if name in of_rank]
-    places = [Grid(settings.dp, settings.pp, settings.tp).place(rank) for rank in range(settings.ranks)]
-    expected = [step_bytes(settings, stage=place.pp, replica=place.dp) for place in places]
-    assert [Record(sent).totals() for sent in of_ranks] == expected
+    assert of_ranks == settings.ranks * [expected]
     assert step_parts(replace(TINY, tp=1)) == []

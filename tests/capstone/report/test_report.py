@@ -1,87 +1,180 @@
-"""The report: that its numbers are those of the log, that it needs nothing but itself, and names what is missing."""
+"""The report: its numbers are those of the log, it needs nothing but itself, and it says whose code it was."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.capstone.made_up import MEASURED, NASTY, SETTINGS, losses, write_run
+from tests.capstone.made_up import MEASURED, NASTY, SETTINGS, Log, losses, start_row, step_row, write_run
 from tests.runtime.page import Page
-from tplab.capstone.report import compose, write_report
+from tplab.capstone.own_layers.find import COURSES, MINE
+from tplab.capstone.report import write_report
+from tplab.capstone.report.elements import thinned
 from tplab.capstone.report.run import Run
+from tplab.course.learn.my_tp import FOR_A_GPT
+
+
+def read(folder: Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def words(folder: Path) -> str:
+    return Page(read(folder)).text
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("run")
-    write_run(folder, measured=MEASURED)
-    write_report(folder)
-    return folder
+    write_run(folder, replace(SETTINGS, data="/somewhere/else/notes"), measured=MEASURED)
+    return read(folder)
 
 
 @pytest.fixture(scope="module")
-def page(folder: Path) -> Page:
-    return Page((folder / "report.html").read_text(encoding="utf-8"))
+def page(html: str) -> Page:
+    return Page(html)
 
 
-def test_the_page_is_whole_and_needs_nothing_else(page: Page, folder: Path):
-    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"}
-    addresses = page.values("src") + page.values("href")
-    assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
-    assert {address[1:] for address in addresses if address.startswith("#")} <= set(page.values("id"))
-    assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
-    html = (folder / "report.html").read_text(encoding="utf-8")
-    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[A-Za-z0-9+/=]+", "", html))
+def test_the_page_is_whole_and_needs_nothing_else(page: Page, html: str):
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "img"}
+    assert not page.values("src") + page.values("href")
+    assert all(attrs.get("aria-label") for tag, attrs in page.tags if tag == "svg")
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", html)
 
 
-def test_its_numbers_are_those_of_the_log_and_those_measured(page: Page, folder: Path):
+def test_it_has_no_absolute_path(html: str):
+    assert "/tmp" not in html
+    assert "/somewhere" not in html
+    assert "else/notes" in html
+
+
+def test_its_numbers_are_those_of_the_log_and_those_measured(page: Page):
     last = losses(SETTINGS.steps)[-1]
-    assert f"{last + 0.1:.3f}" in page.text
+    assert f"{last + 0.1:.2f}" in page.text
     assert f"{SETTINGS.tokens_per_step / 0.11:,.0f}" in page.text
-    assert "30%" in page.text  # rank 1's share of communication
-    assert "412 MB" in page.text
-    assert "60 of 60 steps" in page.text
-    assert "2 ranks are 1.72 times as fast as 1 rank" in page.text  # 0.19 / 0.1105
-    assert "180 ms to 200 ms" in page.text
-    assert "differ by at most 3e-07" in page.text  # 30 steps, 1e-8 more each
-    assert compose(Run(folder)).missing == []
+    assert "30% of the time" in page.text  # rank 1's share of communication
+    assert "1 rank, measured190 ms" in page.text
+    assert "A step on 2 ranks takes 0.58 times as long as on 1 rank." in page.text  # 0.1105 / 0.19
+    assert "The losses agree: they differ by at most 3e-07" in page.text  # 30 steps, 1e-8 more each
+    assert "1.10 times as long as predicted" in page.text
+    assert "1,234,567 bytes per step, exactly as predicted." in page.text
 
 
-def test_written_text_is_text_and_never_markup(page: Page, folder: Path):
+def test_bars_have_the_lengths_of_their_values(html: str):
+    """The plan is 70, 20 and 10 ms, and a step takes 110 ms."""
+    widths = [float(width) for width in re.findall(r'<i class="\w+" style="width: ([\d.]+)%">', html)]
+    time = [100 * seconds / 0.11 for seconds in (0.07, 0.02, 0.01, 0)] + [100]
+    memory = [100 * size / 31.9 for size in (5, 9, 5, 10)] + [100]
+    scaling = [100 * seconds / 0.19 for seconds in (0.13, 0.04, 0, 0, 0.19, 0.07, 0, 0.03, 0, 0.1105)]
+    assert widths == pytest.approx([*time, *memory, *scaling], abs=0.01)
+
+
+def test_curves_beside_each_other_are_thinned_to_means_of_as_many_steps():
+    every = [(step, float(step)) for step in range(1, 90_001)]
+    found = thinned({"long": every, "short": every[:600]})
+    assert (len(found["long"]), found["long"][0], found["long"][-1][0]) == (300, (300, 150.5), 90_000)
+    assert found["short"] == found["long"][:2]
+    assert thinned({"few": [(1, 2.0), (3, 4.0)]}) == {"few": [(1, 2.0), (3, 4.0)]}
+
+
+def test_written_text_is_text_and_never_markup(page: Page):
     assert NASTY in page.text
     assert "␀ is" in page.text, "what can't be shown has a picture"
-    markdown = (folder / "report.md").read_text(encoding="utf-8")
-    block = re.search(r"^(`{4,})text\n(.*?)\n\1$", markdown, re.MULTILINE | re.DOTALL)
-    assert block
-    assert NASTY in block[2]
 
 
-def test_markdown_has_its_pictures_beside_it(folder: Path):
-    markdown = (folder / "report.md").read_text(encoding="utf-8")
-    names = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", markdown)
-    assert len(names) == 6
-    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in names)
-    assert {path.name for path in (folder / "report_files").iterdir()} == {Path(name).name for name in names}
+def answers(*mine: str) -> dict:
+    whose = {exercise: MINE if exercise in mine else COURSES for exercise in FOR_A_GPT}
+    return {"whose": whose, "checked": {}, "lines": dict.fromkeys(FOR_A_GPT, 10)}
 
 
-def test_what_was_not_measured_is_named_with_the_command_for_it(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("mine", "says"),
+    [
+        (FOR_A_GPT, "split over 2 ranks by 160 lines of my own code, from chapters 3 to 8, 10 and 14."),
+        (("4.1", "5.2"), "split over 2 ranks. 2 of the 16 answers behind it are my own, with 20 lines of code from "
+                         "chapters 4 and 5."),
+        ((), "split over 2 ranks by the layers that chapters 3 to 8 and 10 build."),
+    ],
+)  # fmt: skip
+def test_it_begins_with_whose_code_it_was(mine: tuple[str, ...], says: str, tmp_path: Path):
+    log = Log(tmp_path)
+    log.add(start_row(replace(SETTINGS, layers="mine"), answers=answers(*mine)), step_row(SETTINGS, 1, 5.0))
+    text = words(tmp_path)
+    assert says in text
+    assert text.count("my code") == sum(exercise in ("5.2", "6.2", "7.3", "7.4", "8.3") for exercise in mine)
+    assert "--layers mine" not in text
+
+
+@pytest.mark.parametrize(("mine", "says"), [((), "It's computed by the layers"), (("4.1",), "1 of the 16 answers")])
+def test_a_run_on_one_rank_is_not_called_split(mine: tuple[str, ...], says: str, tmp_path: Path):
+    log, settings = Log(tmp_path), replace(SETTINGS, tp=1)
+    log.add(start_row(settings, answers=answers(*mine)), step_row(settings, 1, 5.0))
+    text = words(tmp_path)
+    assert f"This model isn't split over ranks. {says}" in text
+    assert "one color per rank" not in text
+
+
+def test_a_log_of_every_tenth_step_tells_the_whole_run(tmp_path: Path):
+    write_run(tmp_path, replace(SETTINGS, log_every=10), MEASURED)
+    values = losses(60)
+    text = words(tmp_path)
+    assert f"The loss falls from {values[9]:.2f} to {values[59]:.2f} nats per token." in text
+    assert "they differ by at most 3e-07" in text, "steps 10, 20 and 30 are compared"
+
+
+@pytest.mark.parametrize(
+    ("change", "off", "says"),
+    [
+        ({}, 0.5 / 30, "differ by up to 0.5, which is more than rounding in float32"),
+        ({"precision": "bfloat16"}, 0.02 / 30, "The losses agree: they differ by at most 0.02"),
+        ({"precision": "float64"}, 1e-8, "more than rounding in float64"),
+        ({"dropout": 0.1}, 0.5 / 30, "because the ranks draw different dropout masks"),
+    ],
+)
+def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: float, says: str):
+    write_run(tmp_path, replace(SETTINGS, **change), MEASURED | {"alone": losses(30, off)})
+    assert says in words(tmp_path)
+
+
+def test_a_run_that_went_on_at_another_tp_is_reported_as_it_is_now(tmp_path: Path):
+    log, wide = Log(tmp_path), replace(SETTINGS, tp=4)
+    log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) | {"seconds": 9.0} for step in range(1, 31)))
+    later = {"time": "2026-03-02T08:00:00+00:00", "step": 31, "resumed_from": 30}
+    log.add(start_row(wide, **later), *(step_row(wide, step, 4.0) | {"seconds": 0.5} for step in range(31, 61)))
+    run = Run(tmp_path)
+    assert (run.ranks, run.done, run.step_seconds) == (4, 60, 0.5)
+    assert "The run was interrupted once and went on." in words(tmp_path)
+    log.add(start_row(SETTINGS, step=61, resumed_from=60))
+    assert Run(tmp_path).ranks == 4, "a start behind which no step was done says nothing of those there are"
+    log.add(step_row(SETTINGS, 61, 3.9) | {"seconds": 7.0})
+    assert Run(tmp_path).step_seconds == 7.0
+
+
+@pytest.mark.parametrize(("seconds", "sent", "says"), [
+    (0.2, 1_234_567, "2.00 times as long as predicted"),
+    (0.1, 1_234_667, "1,234,667 bytes per step, 100 more than predicted."),
+])  # fmt: skip
+def test_a_run_stands_beside_its_plan(seconds: float, sent: int, says: str, tmp_path: Path):
+    """The plan is 100 ms and 1,234,567 bytes."""
+    log = Log(tmp_path)
+    row = {"seconds": seconds, "sent": [sent, sent]}
+    log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) | row for step in range(1, 11)))
+    assert says in words(tmp_path)
+
+
+def test_it_ends_with_what_to_do_next(tmp_path: Path):
     write_run(tmp_path)
-    report = compose(Run(tmp_path))
-    text, table = report.sections[-1].blocks
-    assert f"study --folder {tmp_path}`" in text
-    how = " ".join(row[1] for row in table.rows)
-    for part in ("machine", "alone", "scaling"):
-        assert how.count(f"--only {part}`") == 1
-        assert f"--only {part}`" not in str(report.sections[:-1]), "it's said once"
-    assert "Scaling" not in {section.title for section in report.sections}
-    write_report(tmp_path)
-    Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    last = words(tmp_path).rpartition("What's next?")[2]
+    assert f"study --folder {tmp_path.parent.name}/{tmp_path.name}" in last
+    assert "Train to step" not in last
+    lines = (tmp_path / "log.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "log.jsonl").write_text("".join(lines[:20]))
+    assert "Train to step 60" in words(tmp_path).rpartition("What's next?")[2]
 
 
 def test_a_run_without_a_step_has_nothing_to_report(tmp_path: Path):
     write_run(tmp_path)
     (tmp_path / "log.jsonl").write_text((tmp_path / "log.jsonl").read_text().split("\n")[0] + "\n")
-    with pytest.raises(ValueError, match="hasn't completed a step"):
-        write_report(tmp_path)
-    with pytest.raises(ValueError, match="no run has been started in"):
-        write_report(tmp_path / "nowhere")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match="no run in .* has completed a step"):
+            write_report(folder)

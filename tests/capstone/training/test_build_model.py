@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from tests import ROOT
-from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, finish_gradients, gradients, make, variant
+from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, gradients, make, variant
 from tests.reference import assert_close
 from tplab import launch
 from tplab.capstone.own_layers.find import find_answers
-from tplab.capstone.own_layers.link import used
 from tplab.capstone.training.build_model import build_model, for_generation
 from tplab.gpt.generation import generate
 from tplab.tensor.full_state import full_state_dict
@@ -16,11 +15,7 @@ from tplab.tensor.full_state import full_state_dict
 KINDS = {
     "tplab": {"layers": "tplab"},
     "mine": {"layers": "mine"},
-    "mine, async, attention again": {"layers": "mine", "async_grad_allreduce": True, "recompute": "attention"},
-    "mine, layers again, sequence": {"layers": "mine", "recompute": "layers", "sequence_parallel": True},
 }
-WRITERS = ("tplab", "mine, layers again, sequence")
-IN_BFLOAT16 = ("tplab", "mine, async, attention again", "mine, layers again, sequence")
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +50,11 @@ def two(answers):
 
 def test_all_layers_have_the_losses_and_norms_of_plain_pytorch(two, answers, right):
     assert_same(two[0], right)
-    names = ("mine, async, attention again", "mine, layers again, sequence")
-    variants = {name: variant(**KINDS[name]) for name in names}
-    assert_same(launch(few_steps_of_each, 1, args=(variants, answers), timeout=300), right)
+    assert_same(launch(few_steps_of_each, 1, args=({"mine": variant(layers="mine")}, answers), timeout=300), right)
     again = {name: variant(recompute=name) for name in ("nothing", "layers", "attention")}
     assert_same([few_steps_of_each(again, None)], right)
-    variants = {"sequence": variant(layers="mine", tp=4, sequence_parallel=True)}
-    variants["groups, sequence"] = variant(layers="mine", tp=2, dp=2, batch_size=8, sequence_parallel=True)
-    variants["groups"] = variant(layers="mine", tp=2, dp=2, batch_size=8, async_grad_allreduce=True)
+    variants = {"mine": variant(layers="mine", tp=4)}
+    variants["groups"] = variant(layers="mine", tp=2, dp=2, batch_size=8)
     assert_same(launch(few_steps_of_each, 4, args=(variants, answers), timeout=300), right)
 
 
@@ -72,11 +64,10 @@ def test_all_layers_have_the_losses_and_norms_of_plain_pytorch(two, answers, rig
 def _parameters_and_text(answers):
     """Of each kind: the names, shapes and marks; whole weights; what its writer continues; gradients and memory."""
     found = {}
-    for name in WRITERS:
+    for name in KINDS:
         settings = variant(tp=2, **KINDS[name])
         model, _ = make(settings, answers)
         model(*batch(0)).backward()
-        finish_gradients(model)
         for gradient in gradients(model):
             gradient.mul_(2)
         torch.optim.SGD(model.parameters(), lr=0.5).step()
@@ -96,7 +87,7 @@ def test_every_model_has_the_marks_and_shards_of_parallel_gpt_and_writes_with_it
     writer = for_generation(model)
     whole, text = full_state_dict(writer), generate(writer, batch(1)[0][:1, :3], 4)
     for told in two[1]:
-        for name in WRITERS:
+        for name in KINDS:
             marks, shards, weights, writes = told[name]
             assert (marks, shards) == told["tplab"][:2], name
             assert weights.keys() == whole.keys()
@@ -118,12 +109,11 @@ def test_the_first_weights_depend_on_the_seed_alone_and_nothing_else_is_drawn():
 
 def _in_bfloat16(answers):
     losses = {}
-    for name in IN_BFLOAT16:
+    for name in KINDS:
         model, _ = make(variant(tp=2, precision="bfloat16", **KINDS[name]), answers)
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(*batch(0))
         loss.backward()
-        finish_gradients(model)
         kinds = {str(p.dtype) for p in model.parameters()} | {str(gradient.dtype) for gradient in gradients(model)}
         losses[name] = loss.item(), str(loss.dtype), kinds
     return losses
@@ -131,7 +121,7 @@ def _in_bfloat16(answers):
 
 def test_products_in_bfloat16_leave_loss_and_weights_in_float32(two, right):
     for told in two[2]:
-        for name in IN_BFLOAT16:
+        for name in KINDS:
             loss, kind, kinds = told[name]
             assert (kind, kinds) == ("torch.float32", {"torch.float32"}), name
             assert loss == pytest.approx(right[0][0], rel=1e-3), name
@@ -149,22 +139,3 @@ def test_what_layers_cannot_do_is_said(answers, changes, has_answers, says):
     settings = variant(**changes)
     with pytest.raises(ValueError, match=says):
         build_model(settings, settings.model, answers=answers if has_answers else None)
-
-
-def test_the_report_is_told_whose_layers_were_used(answers):
-    rows = {row["what"]: row for row in used(answers.whose, variant(layers="mine"))}
-    assert rows["MLP"]["source"] == "exercise 5.2"
-    assert rows["f"]["source"] == "exercise 3.2"
-    assert rows["generation"]["whose"] == "tplab"
-    idle = {row["what"]: row for row in used(answers.whose, variant(layers="mine"), idle={"3.2", "8.2"})}
-    assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", "the other answers don't call it")
-    assert idle["g"] == rows["g"]
-    loss = "log-sum-exp, and loss of a token"
-    assert idle[loss]["whose"] == "partly not called and partly the course's solution"
-    cut = {
-        row["what"]: row["source"] for row in used(answers.whose, variant(layers="mine", sequence_parallel=True, tp=2))
-    }
-    assert cut["all-gather instead of f, reduce-scatter instead of g"] == "exercise 12.2"
-    groups = used(answers.whose, variant(layers="mine", dp=2, batch_size=8))
-    assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.tensor.operators"
-    assert all(all(isinstance(value, str) for value in row.values()) for row in groups)

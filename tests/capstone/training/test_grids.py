@@ -131,10 +131,10 @@ def test_losses_and_norms_are_those_of_plain_pytorch(ranks: int, text: Path, exp
 # Each run does two steps and saves, and the next one goes on from there.
 IN_A_ROW: list[dict[str, Any]] = [
     {"pp": 2, "dp": 2, "zero": 2, "micro_batch_size": 2},
-    {"tp": 2, "pp": 2, **SP, "async_save": True},
-    {"tp": 2, "dp": 2, "zero": 3, "micro_batch_size": 2, "async_save": True},
+    {"tp": 2, "pp": 2, **SP},
+    {"tp": 2, "dp": 2, "zero": 3, "micro_batch_size": 2},
     {"pp": 4, "micro_batch_size": 2},
-    {"dp": 4, "zero": 1, "micro_batch_size": 1, "async_save": True},
+    {"dp": 4, "zero": 1, "micro_batch_size": 1},
 ]
 
 
@@ -162,8 +162,7 @@ def test_a_run_goes_on_with_any_other_grid_and_stage_of_zero(text: Path, results
 
 
 SAME: list[dict[str, Any]] = [
-    {"pp": 2, "dp": 2, "zero": stage, "micro_batch_size": 1, "async_save": stage == 0, **kind}
-    for stage, kind in ((0, {}), (3, LLAMA))
+    {"pp": 2, "dp": 2, "zero": stage, "micro_batch_size": 1, **kind} for stage, kind in ((0, {}), (3, LLAMA))
 ] + [{"tp": 2, "dp": 2, "zero": 3, **SP, "recompute": "layers"}]
 
 

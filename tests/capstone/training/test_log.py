@@ -1,13 +1,12 @@
 """The log: every row is there at once, a kill costs the last line at most, and a run that goes on appends."""
 
 import os
-import tracemalloc
 from typing import Any
 
 import pytest
 
 from tplab.capstone.training.console import ConsoleLog
-from tplab.capstone.training.log import Log, read_log, steps_of, thinned
+from tplab.capstone.training.log import Log, read_log, steps_of
 
 
 def step(number: int, loss: float = 2.0) -> dict[str, Any]:
@@ -46,25 +45,6 @@ def test_a_line_that_a_kill_cut_off_is_dropped_and_the_log_goes_on(tmp_path):
     assert (tmp_path / "log.jsonl").read_bytes() == b""
 
 
-def test_of_a_long_log_only_the_end_is_read_to_go_on(tmp_path):
-    (tmp_path / "log.jsonl").write_bytes(b'{"kind": "start"}\n' * 1_000_000 + b"{")
-    tracemalloc.start()
-    try:
-        Log(tmp_path)
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert most < 4e6
-    assert (tmp_path / "log.jsonl").stat().st_size == 18_000_000
-
-
-@pytest.mark.parametrize("line", ["nonsense", "3", "[]", '{"step": 1}'])
-def test_another_line_that_is_no_row_is_an_error_that_names_it(line, tmp_path):
-    (tmp_path / "log.jsonl").write_text(f'{{"kind": "start"}}\n{line}\n{{"kind": "end"}}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .*log.jsonl isn.t a row of a log: .*Delete this line"):
-        read_log(tmp_path)
-
-
 def test_of_steps_that_were_done_twice_the_later_count(tmp_path):
     rows = [start(1), step(1, 5.0), step(2, 4.0), step(3, 3.0), start(2), step(2, 4.5)]
     assert [(row["step"], row["loss"]) for row in steps_of(rows)] == [(1, 5.0), (2, 4.5)]
@@ -79,14 +59,6 @@ def test_a_number_that_is_none_and_a_log_that_can_not_be_written_are_errors(tmp_
     (tmp_path / "log.jsonl").mkdir()
     with pytest.raises(OSError, match=r"couldn't write to .*log.jsonl: Is a directory.*checkpoints are intact"):
         log.write(step(1))
-
-
-def test_a_long_curve_is_thinned_to_means():
-    every, points = thinned([(step, float(step)) for step in range(1, 100_001)])
-    assert (every, len(points), points[-1][0]) == (250, 400, 100_000)
-    assert points[0] == (250, 125.5)
-    assert thinned([(1, 2.0), (3, 4.0)]) == (1, [(1, 2.0), (3, 4.0)])
-    assert thinned([]) == (1, [])
 
 
 def test_in_a_terminal_a_step_is_shown_only_every_few_seconds_and_the_last_one_always(capsys):

@@ -23,7 +23,7 @@ from tplab.common.corpus import files_below
 from tplab.common.units import count
 
 LONGEST = 1 << 20  # characters; a document also gets at most 1/20 of the text, so that some can be set aside
-VALIDATION_SHARE, VALIDATION_MOST = 0.03, 0.08
+VALIDATION_SHARE = 0.03
 # Installed packages aren't part of the standard library, and encodings are tables of numbers.
 _NO_LIBRARY = {"site-packages", "dist-packages", "encodings"}
 
@@ -58,19 +58,21 @@ def gather(data: str | None = None, limit: int | None = None, without: Iterable[
     if not folder.exists():
         raise FileNotFoundError(f"no such folder or file: {folder}. Use --data PATH to train on a folder of text files")
     collected, left = Collected([], []), limit
-    for path in _files(folder, data is None, {path.resolve() for path in without}, collected.skipped):
-        name = _shown(path.relative_to(folder).as_posix() if path != folder else path.name)
+    for path in _files(folder, data is None, {path.resolve() for path in without}):
+        name = path.relative_to(folder).as_posix() if path != folder else path.name
+        name = name.encode(errors="backslashreplace").decode()  # so that it can be printed
         try:
-            text, size = _read(path, left)
+            found = _read(path)[:left]
+            text = utf_8_decode(found, "strict", len(found) != left)[0]  # at the limit, half a character is left out
         except (OSError, ValueError) as error:
-            collected.skipped.append(f"{name} ({error.strerror if isinstance(error, OSError) else error})")
+            why = "not UTF-8" if isinstance(error, UnicodeError) else getattr(error, "strerror", error)
+            collected.skipped.append(f"{name} ({why})")
             continue
         if text:
             collected.documents.append(Document(name, text))
-        if left is not None:
-            left -= size
-            if left <= 0:
-                break
+        left = None if left is None else left - len(found)
+        if left == 0:
+            break
     if not collected.documents:
         raise ValueError(f"there's no UTF-8 text in {folder}.{collected.left_out}")
     return collected
@@ -95,8 +97,8 @@ def in_parts(documents: Sequence[Document]) -> list[Document]:
 def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
     """Return (train, validation), each in input order. Validation gets about 3% of the characters, as whole documents.
 
-    The choice depends only on the SHA-256 digests and sizes of the texts. In digest order, `split` takes each document
-    that fits until validation has enough text. Raises ValueError unless there are at least two different texts.
+    The choice depends only on the SHA-256 digests and sizes of the texts. In digest order, `split` takes documents
+    until validation has enough text. Raises ValueError unless there are at least two different texts.
     """
     sides = [(document, hashlib.sha256(document.text.encode()).digest()) for document in documents]
     sizes: Counter[bytes] = Counter()
@@ -107,21 +109,14 @@ def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]
             "some text has to be held out for evaluation, but there is only one document, or all are the same. Add a "
             "different one"
         )
-    total, taken, held = sum(sizes.values()), 0, set()
-    for digest in sorted(sizes):
-        if taken < VALIDATION_SHARE * total and taken + sizes[digest] <= VALIDATION_MOST * total:
-            taken += sizes[digest]
+    wanted, held = VALIDATION_SHARE * sum(sizes.values()), set[bytes]()
+    for digest in sorted(sizes)[:-1]:
+        if sum(sizes[one] for one in held) < wanted:
             held.add(digest)
-    held = held or {min(sizes, key=lambda digest: (sizes[digest], digest))}
     return [d for d, digest in sides if digest not in held], [d for d, digest in sides if digest in held]
 
 
-def _shown(name: str) -> str:
-    """Return a file name that can be printed, even if its bytes aren't UTF-8."""
-    return name.encode(errors="backslashreplace").decode()
-
-
-def _files(folder: Path, library: bool, without: set[Path], skipped: list[str]) -> Iterator[Path]:
+def _files(folder: Path, library: bool, without: set[Path]) -> Iterator[Path]:
     def wanted(path: Path) -> bool:
         if path.name.startswith(".") or path.name == "__pycache__":
             return False
@@ -131,24 +126,16 @@ def _files(folder: Path, library: bool, without: set[Path], skipped: list[str]) 
             return path.name not in _NO_LIBRARY and not path.name.startswith("config-")
         return path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
 
-    def unreadable(path: Path, error: OSError) -> None:
-        skipped.append(f"{_shown(path.relative_to(folder).as_posix())}/ ({error.strerror})")
-
-    return files_below(folder, wanted, unreadable)
+    return files_below(folder, wanted)
 
 
-def _read(path: Path, limit: int | None) -> tuple[str, int]:
-    """Return (text of the first `limit` bytes, number of these bytes). Raises ValueError if they aren't text."""
+def _read(path: Path) -> bytes:
+    """Return a file's bytes. Raises ValueError if they aren't text."""
     if not path.is_file():
         raise ValueError("not a regular file")
     with open(path, "rb") as file:
         data = file.read(1 << 16)  # a binary file usually has a zero byte early, and then we don't read the rest
-        if b"\0" not in data:
-            data += file.read(-1 if limit is None else max(0, limit - len(data)))
+        data += b"" if b"\0" in data else file.read()
     if b"\0" in data:
         raise ValueError("binary")
-    data = data[:limit]
-    try:  # if the limit falls inside a character, this character is left out
-        return utf_8_decode(data, "strict", limit is None or len(data) < limit)[0], len(data)
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8") from None
+    return data

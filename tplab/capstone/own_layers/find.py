@@ -2,32 +2,27 @@
 
     answers = find_answers(Path("my_course"), settings)
 
-Everything in the library has passed its check. With missing="todo", the course's solutions are used for answers that
-aren't written yet, and the console, the log and the report say for which ones. A written answer that hasn't passed is
-an error, because the learner may think that it's used, but missing="tplab" replaces it, too.
+Everything in the library has passed its check. For other answers, the course's solutions are used, and the console, the
+log and the report say for which ones. With missing="error", the model has to be the learner's alone.
 """
 
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tplab.capstone.own_layers.link import needed
 from tplab.capstone.settings.settings import Missing, Settings
 from tplab.course.feedback.verdict import names
-from tplab.course.grade.answers import is_stub, merge
-from tplab.course.grade.check_notebook import exercises_of
+from tplab.course.grade.answers import merge
 from tplab.course.learn import library
-from tplab.course.learn.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
-from tplab.course.learn.my_tp import chapters_of, files
-from tplab.course.learn.passages import NotPlain, Passage, extract_from
-from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.learn.course_files import Course, Misuse, all_chapters, find_course
+from tplab.course.learn.my_tp import FOR_A_GPT, chapters_of, files
+from tplab.course.learn.passages import Passage, extract_from
+from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 
 MINE, COURSES = "yours", "the course's solution"
-TO_DO = "isn't written yet"
-INSTEAD = "in place of one that"
 
 
 class NotReady(ValueError):  # noqa: N818 (it names the state of the answers)
@@ -40,16 +35,16 @@ class Answers:
 
     folder     the learner's folder, which has the library and the files that it may import
     files      name in the package -> text: {"linear.py": .., "given/tensor_sharding.py": ..}
-    code       exercise -> the file and the names of the functions and classes of its answer
     whose      exercise -> "yours" or "the course's solution"
-    checked    exercise -> when it passed, or why the course's solution takes its place
+    checked    exercise -> when it passed, or "not passed" if the course's solution takes its place
+    lines      exercise -> how many lines of code the answer has, not counting blank lines
     """
 
     folder: str
     files: dict[str, str]
-    code: dict[str, set[tuple[str, str]]]
     whose: dict[str, str]
     checked: dict[str, str]
+    lines: dict[str, int]
 
     def __post_init__(self) -> None:
         self.show_in_tracebacks()  # in this process, too, because it prints the ranks' tracebacks
@@ -66,14 +61,13 @@ class Answers:
 
 
 def find_answers(folder: str | Path, settings: Settings | None = None, *, missing: Missing | None = None) -> Answers:
-    """Return the learner's layers for a model with these settings, or with any settings if `settings` is None.
+    """Return the learner's layers.
 
     folder     the learner's folder, or a folder that contains it as my_course/
     missing    as in `Settings`. If None, use the value in `settings`, or "error" without settings
 
-    Prints which answers have changed since they passed and, unless all are in the library, whose answer is used for
-    each exercise. Raises NotReady, which lists the answers that have to be written or fixed first, and
-    FileNotFoundError if the folder doesn't exist. With missing="todo", at least one answer has to be in the library.
+    Unless all answers are in the library, prints whose answer is used for each exercise. Raises NotReady for answers
+    that have to be written or fixed first, and FileNotFoundError if the folder doesn't exist.
     """
     missing = missing or (settings.missing if settings else "error")
     course = _course_of(folder)
@@ -86,85 +80,44 @@ def find_answers(folder: str | Path, settings: Settings | None = None, *, missin
     stored = library.load(course)
     passages = {exercise: one.passage for exercise, one in stored.items()}
     dates = {exercise: one.passed for exercise, one in stored.items()}
-    chapters = {number: _Chapter(all_chapters(course)[number]) for number in chapters_of(needed(settings))}
-    problems: dict[str, str] = {}
-    whose, checked = {}, {}
-    for exercise in needed(settings):
-        chapter = chapters[chapter_of(exercise)]
-        solution, answer = chapter.solution(exercise), chapter.answer(exercise)
+    references = {number: read_notebook(all_chapters(course)[number].reference) for number in chapters_of(FOR_A_GPT)}
+    whose = {}
+    for exercise in FOR_A_GPT:
+        reference = references[chapter_of(exercise)]
+        solution = extract_from(merge(reference, reference), exercise)
         if exercise not in stored:
-            problems[exercise] = answer if isinstance(answer, str) else "hasn't passed its check"
             passages[exercise], dates[exercise] = solution, "never"
-            checked[exercise] = f"{INSTEAD} {problems[exercise]}"
-        else:
-            checked[exercise] = f"passed on {dates[exercise]}"
-            if isinstance(answer, Passage) and answer != passages[exercise]:
-                print(f"You changed {exercise} after it passed on {dates[exercise]}. The version that passed is used.")
         whose[exercise] = COURSES if passages[exercise] == solution else MINE
-    failing = {exercise: problem for exercise, problem in problems.items() if problem != TO_DO}
-    refused = {"error": problems, "todo": failing or (problems if len(problems) == len(whose) else {}), "tplab": {}}
-    if listed := refused[missing]:
-        lines = [f"  {number:<5} {chapters[chapter_of(number)].titles[number]}: {listed[number]}" for number in listed]
+    lacking = [exercise for exercise in FOR_A_GPT if exercise not in stored]
+    if lacking and missing == "error":
         raise NotReady(
-            f"The model needs these exercises, but your library ({place}) doesn't have them yet:\n"
-            + "\n".join(lines)
-            + f"\nSolve them and run `tplab check {' '.join(map(str, chapters_of(listed)))}`, which adds every answer "
-            "that passes to your library. Until then, `--missing tplab` uses the course's solutions for them, and "
-            "`--layers tplab` only uses tplab's layers."
+            f"The model needs your answers to {names(lacking)}, but your library ({place}) doesn't have them. "
+            f"`tplab check {' '.join(map(str, chapters_of(lacking)))}` adds those that pass. Until then, `--missing "
+            "tplab` uses the course's solutions for them."
         )
-    if problems:
-        print(whose_is_what(whose, checked))
-    code = {
-        exercise: {(str(library.path_of(course, exercise)), name) for name in passages[exercise].names}
-        for exercise in whose
-    }
-    return Answers(str(course.folder), files(course, passages, dates), code, whose, checked)
+    if lacking:
+        print(_whose_is_what(whose, lacking))
+    checked = {exercise: f"passed on {dates[exercise]}" if exercise in stored else "not passed" for exercise in whose}
+    lines = {exercise: _lines(passages[exercise]) for exercise in whose}
+    return Answers(str(course.folder), files(course, passages, dates), whose, checked, lines)
 
 
-def whose_is_what(whose: Mapping[str, str], checked: Mapping[str, str]) -> str:
+def _lines(passage: Passage) -> int:
+    return sum(bool(line.strip()) for text in (*passage.helpers, *passage.code) for line in text.split("\n"))
+
+
+def _whose_is_what(whose: Mapping[str, str], lacking: Sequence[str]) -> str:
     """Return sentences that say which answers are the learner's and which are the course's, and why."""
     mine = [exercise for exercise, owner in whose.items() if owner == MINE]
-    copied = [exercise for exercise in whose if exercise not in mine and not checked[exercise].startswith(INSTEAD)]
+    copied = [exercise for exercise in whose if exercise not in (*mine, *lacking)]
     are = "is" if len(mine) == 1 else "are"
     told = [f"{len(mine)} of the {len(whose)} answers {are} yours" + (f": {names(mine)}." if mine else ".")]
     if copied:
         told.append(f"Your library has the course's solutions for {names(copied)}.")
-    for why in dict.fromkeys(why for why in checked.values() if why.startswith(INSTEAD)):
-        exercises = names([exercise for exercise, other in checked.items() if other == why])
-        reason = why.removeprefix(INSTEAD).strip()
-        told.append(f"For {exercises}, the course's solution is used, because your own answer {reason}.")
+    told.append(
+        f"For {names(lacking)}, the course's solution is used, because your own answer hasn't passed its check."
+    )
     return " ".join(told)
-
-
-class _Chapter:
-    """A chapter's reference notebook and, if readable, the learner's notebook."""
-
-    def __init__(self, files: ChapterFiles) -> None:
-        self.reference, learner, self.unreadable = read_notebook(files.reference), list[Cell](), ""
-        try:
-            learner = read_notebook(files.learner)
-        except Unreadable as error:
-            self.unreadable = str(error)
-        self.merged = merge(self.reference, learner)
-        self.titles = exercises_of(self.reference)
-
-    def solution(self, exercise: str) -> Passage:
-        return extract_from(merge(self.reference, self.reference), exercise)
-
-    def answer(self, exercise: str) -> Passage | str:
-        """Return the answer in the learner's notebook, or why there's none, for example "isn't written yet"."""
-        if self.unreadable:
-            return f"can't be read. {self.unreadable}"
-        if exercise in self.merged.missing:
-            return f"is missing. {self.merged.missing[exercise]}"
-        if any(piece.role == "exercise" and is_stub(piece.source, exercise) for piece in self.merged.pieces):
-            return TO_DO
-        try:
-            return extract_from(self.merged, exercise)
-        except NotPlain as error:
-            return f"can't be used. {error}"
-        except SyntaxError as error:
-            return f"isn't valid Python. {error}"
 
 
 def _course_of(folder: str | Path) -> Course:

@@ -5,13 +5,12 @@ times.)
 """
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.capstone.planning.traffic import device_of, gathered_at_once, loss_block, step_parts
+from tplab.capstone.planning.traffic import device_of, loss_block, step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.memory.config import GPTConfig
@@ -23,21 +22,22 @@ _WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # size of an activation, i
 _STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Recipe(8, 8, 16)}  # AdamW
 
 
-def plan(settings: Settings, device: torch.device, mesh: DeviceMesh | None) -> dict[str, Any]:
+def plan(settings: Settings, device: torch.device, mesh: DeviceMesh | None) -> dict[str, Any] | None:
     """Return a run's plan, which the "start" row of its log contains and the report compares with the run.
 
-    "seconds" (of a step) and "memory" (bytes on a rank) are broken down by purpose. "sent" is the largest number of
-    bytes that any rank sends. All ranks call this before they build their model. torch's random state doesn't change.
+    "seconds" (of a step) and "memory" (bytes on a rank) are broken down by purpose. "sent" is the number of bytes that
+    a rank sends. All ranks call this before they build their model. torch's random state doesn't change. Returns None
+    for pipeline stages and ZeRO, which the formulas don't cover, and if the settings don't ask for a plan.
     """
+    if not settings.plan or settings.pp > 1 or settings.zero:
+        return None
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), record(keep=False):
         kernels = kernels_of(settings, mesh, rounds=ROUNDS)
     if gpus:
         torch.cuda.reset_peak_memory_stats(device)
     memory, note = predicted_memory(settings, device)
-    places = product(range(settings.pp), range(settings.dp))
-    of_ranks = [step_parts(settings, stage, replica, device) for stage, replica in places]
-    sent = max(sum(part.bytes for part in parts if part.kind != "recv") for parts in of_ranks)
+    sent = sum(part.bytes for part in step_parts(settings, device))
     return {"seconds": calibrated_step(settings, kernels, device), "memory": memory, "note": note, "sent": sent}
 
 
@@ -50,16 +50,23 @@ def kernels_of(settings: Settings, mesh: DeviceMesh | None, **options: Any) -> K
         settings.model, settings.micro_batch_size, settings.tp, dtype=getattr(torch, settings.precision),
         parameters=rank_parameters(settings.model, settings.layout),
         group=None if mesh is None else mesh.get_group("tp"),
-        others={} if mesh is None else {name: mesh.get_group(name) for name in ("pp", "dp")}, **options,
+        others={} if mesh is None else {"dp": mesh.get_group("dp")}, **options,
     )  # fmt: skip
 
 
 def predicted_memory(settings: Settings, device: torch.device | None = None) -> tuple[dict[str, int], str]:
-    """Return a rank's predicted bytes by purpose, on the stage that needs most, and a note on how they're counted.
+    """Return a rank's predicted bytes by purpose, and a note on how they're counted.
 
     For `device`, see `tplab.capstone.planning.traffic.device_of`.
     """
-    stages = (_memory_of_stage(settings, stage, device) for stage in range(settings.pp))
+    config, width, recipe = _as_run(settings, device), _WIDTH[settings.precision], _STATE[settings.precision]
+    need = bill(config, settings.layout, recipe, 0)
+    # The fused output layer and loss handle a few tokens at a time. bfloat16 logits don't have room for their
+    # exponentials, which are float32
+    tokens, columns = settings.micro_batch_size * config.seq_length, -(-settings.vocab_size // settings.tp)
+    per_logit = 2 + 4 if settings.precision == "bfloat16" else recipe.weights
+    logits = per_logit * min(tokens, loss_block(settings, columns, device)) * columns
+    activations = width * (need.activations - 4 * tokens * columns) + logits
     numbers = "float64" if settings.precision == "float64" else "float32"
     note = f"The memory formula counts weights, gradients and AdamW's averages in {numbers}."
     if not settings.bias:
@@ -68,66 +75,32 @@ def predicted_memory(settings: Settings, device: torch.device | None = None) -> 
         note += (
             " The formula leaves out what autocast saves (16-bit weights, and float32 activations between the blocks)."
         )
-    return max(stages, key=lambda parts: sum(parts.values())), note
-
-
-def _memory_of_stage(settings: Settings, stage: int, device: torch.device | None) -> dict[str, int]:
-    config, width, recipe = _as_run(settings, device), _WIDTH[settings.precision], _STATE[settings.precision]
-    need = bill(config, settings.layout, recipe, stage)
-    activations = width * need.activations
-    if stage == settings.pp - 1:
-        tokens, columns = settings.micro_batch_size * config.seq_length, -(-settings.vocab_size // settings.tp)
-        if settings.pp == 1:  # the fused output layer and loss handle a few tokens at a time
-            # bfloat16 logits don't have room for their exponentials, which are float32
-            per_logit = 2 + 4 if settings.precision == "bfloat16" else recipe.weights
-            logits = per_logit * min(tokens, loss_block(settings, columns, device)) * columns
-        else:  # all logits and their gradient
-            logits = 2 * recipe.weights * tokens * columns
-        activations += logits - width * 4 * tokens * columns
-    parts = need.parts() | {"activations": activations}
-    for name, stage_of_zero in (("optimizer state", 1), ("gradients", 2), ("weights", 3)):
-        parts[name] //= settings.dp if settings.zero >= stage_of_zero else 1
-    if settings.zero == 3:
-        whole = gathered_at_once(settings, stage)
-        parts["weights"] += recipe.weights * whole
-        parts["gradients"] += recipe.gradients * whole
-    return parts
+    return need.parts() | {"activations": activations}, note
 
 
 def calibrated_step(settings: Settings, kernels: Kernels, device: torch.device | None = None) -> dict[str, float]:
     """Predict the step time in seconds, broken down by purpose, from kernel timings of one layer on the same machine.
 
-    The messages are those of `tplab.capstone.planning.traffic`. An all-reduce sends 2 (p - 1) / p times the tensor, an
-    all-gather or reduce-scatter sends half as much, and a message between two stages sends the tensor once. The
-    replicas' collectives for gradients and weights overlap with a matmul. With `async_grad_allreduce`, so do f's
-    all-reduces in the layers. The slowest stage computes all micro-batches, and while the pipeline fills and drains, it
-    waits for the time that one micro-batch takes on all other stages. For `device`, see `device_of` in that module.
+    The messages are those of `tplab.capstone.planning.traffic`. An all-reduce sends 2 (p - 1) / p times the tensor, and
+    an all-gather or reduce-scatter sends half as much. The replicas' sums overlap with a matmul. With
+    `async_grad_allreduce`, so do f's all-reduces in the layers. For `device`, see `device_of` in that module.
     """
     again = kernels.attention[0] if settings.recompute == "attention" else 0.0
     times = 2 if settings.recompute == "layers" else 1
     of_layer = (kernels.matmuls, kernels.elementwise, kernels.attention)
     matmuls, elementwise, attention = (times * forward + backward for forward, backward in of_layer)
-    products = [layers * (matmuls + attention + again) for layers in settings.layers_of_stages]
-    products[-1] += kernels.output
-    stages = [own + layers * elementwise for own, layers in zip(products, settings.layers_of_stages, strict=True)]
-    slowest = stages.index(max(stages))
     communication = 0.0
-    for part in step_parts(settings, slowest, device=device):
-        if part.kind == "recv":
-            continue
+    for part in step_parts(settings, device):
         summed, beside = kernels.others.get(part.group, (kernels.summed, kernels.beside))
         hidden = (part.name == "layers, backward" and settings.async_grad_allreduce) or "over replicas" in part.name
         share = 1.0 if part.kind == "all_reduce" else 0.5
-        if part.kind == "send":
-            share *= settings.pp / (settings.pp - 1)
         communication += (beside if hidden else summed).seconds(part.calls, share * part.bytes)
-    updated = rank_parameters(settings.model, settings.layout, slowest) / (settings.dp if settings.zero else 1)
+    layers, m = settings.num_layers, settings.micro_batches
     return {
-        "matmuls": settings.micro_batches * products[slowest],
-        "element-wise": settings.micro_batches * settings.layers_of_stages[slowest] * elementwise,
-        "optimizer": kernels.optimizer * updated,
+        "matmuls": m * (layers * (matmuls + attention + again) + kernels.output),
+        "element-wise": m * layers * elementwise,
+        "optimizer": kernels.optimizer * rank_parameters(settings.model, settings.layout),
         "communication": communication,
-        "pipeline bubble": sum(stages) - stages[slowest],
     }
 
 

@@ -1,25 +1,20 @@
 """Read settings from a preset, a YAML file and flags. The file overrides the preset, and the flags override both.
 
 There are presets for chapter 15's notebook, for a laptop without a GPU (a GPT-2 and a Llama), for one H100, and for
-eight H100s or A100s. Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML
-file. With start_from, the model's settings come from a Hugging Face folder, and the file and the flags must not
-contradict them.
+eight of them. Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML file.
 """
 
 import argparse
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from math import gcd
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from tplab.capstone.settings.settings import GROUPS, OF_THE_MODEL, Settings
-from tplab.gpt.hugging_face_folder import config_of_folder, weight_files
+from tplab.capstone.settings.settings import GROUPS, Settings
 
-TOKENIZER = "tokenizer.json"  # the file's name in a Hugging Face folder, and in a folder of token files
 _KINDS = {field.name: field.type for field in fields(Settings)}
 
 _LAPTOP = Settings(
@@ -28,19 +23,12 @@ _LAPTOP = Settings(
     evaluate_every=200, sample_every=300, save_every=300,
 )  # fmt: skip
 
-_H100X8 = Settings(
-    folder="runs/h100x8", vocab_size=32768, num_layers=24, hidden_size=2048, num_heads=16, seq_length=2048, tp=8,
-    sequence_parallel=True, precision="bfloat16", recompute="attention", steps=2000, batch_size=64,
-    micro_batch_size=16, learning_rate=3e-4, min_learning_rate=3e-5, warmup_steps=200, log_every=10,
-    evaluate_every=200, save_every=500,
-)  # fmt: skip
-
 PRESETS: dict[str, Settings] = {
     "notebook": Settings(  # seconds; Adam's long memory of the gradients' size keeps so short a run steady
         folder="runs/notebook", layers="mine", data_limit=1_000_000, vocab_size=512, num_layers=2, hidden_size=64,
         num_heads=4, seq_length=64, tp=2, steps=60, batch_size=8, micro_batch_size=8, learning_rate=3e-3,
         min_learning_rate=3e-4, warmup_steps=20, beta2=0.99, evaluate_every=0, sample_tokens=60, save_every=5,
-        async_save=False, plan=False,
+        plan=False,
     ),
     "laptop": _LAPTOP,
     "llama": replace(  # a small Llama 3, with about as many parameters per layer as "laptop"
@@ -52,8 +40,12 @@ PRESETS: dict[str, Settings] = {
         precision="bfloat16", compile=True, steps=2000, batch_size=64, micro_batch_size=32, learning_rate=6e-4,
         min_learning_rate=6e-5, warmup_steps=200, log_every=10, evaluate_every=200, save_every=500,
     ),
-    "h100x8": _H100X8,
-    "a100x8": replace(_H100X8, folder="runs/a100x8", hidden_size=1536),
+    "h100x8": Settings(
+        folder="runs/h100x8", vocab_size=32768, num_layers=24, hidden_size=2048, num_heads=16, seq_length=2048, tp=8,
+        sequence_parallel=True, precision="bfloat16", recompute="attention", steps=2000, batch_size=64,
+        micro_batch_size=16, learning_rate=3e-4, min_learning_rate=3e-5, warmup_steps=200, log_every=10,
+        evaluate_every=200, save_every=500,
+    ),
 }  # fmt: skip
 
 
@@ -96,56 +88,14 @@ def settings_of(given: Mapping[str, Any], base: Settings | None = None) -> Setti
     """Build the settings from parsed flags. The file overrides the preset or `base`, and other flags override both."""
     values = _values_in(given["config"]) if "config" in given else {}
     values |= {name: value for name, value in given.items() if name not in ("preset", "config")}
-    if isinstance(values.get("start_from"), str):
-        values = _model_in(Path(values["start_from"]), values) | values
     return from_values(values, PRESETS[given["preset"]] if "preset" in given else base)
 
 
-def preset_for(
-    gpu: str | None, tp: int | None = None, dp: int | None = None, pp: int | None = None, *, gpus: int = 8
-) -> Settings:
-    """Return the preset for tp · pp · dp ranks on a machine with `gpus` GPUs named `gpu`. None means no GPU.
-
-    If there are more ranks than GPUs, they run on the CPU, where only the smallest model can be trained. If `dp` or
-    `pp` is given, tp is 1 unless it's given, too, and micro-batches are made small enough that each replica has at
-    least one per pipeline stage.
-    """
-    ranks = (tp or 1) * (pp or 1) * (dp or 1)
-    if gpu is None or ranks > gpus:
-        preset = PRESETS["laptop"]
-    elif ranks == 1:
-        preset = PRESETS["h100x1"]
-    else:
-        preset = PRESETS["a100x8" if "A100" in gpu else "h100x8"]
-    parts = (dp or 1) * (pp or 1)
-    if (dp is None and pp is None) or parts < 1 or preset.batch_size % parts:
-        return preset
-    micro_batch_size = gcd(preset.micro_batch_size, preset.batch_size // parts)
-    return replace(preset, tp=tp or 1, pp=pp or 1, dp=dp or 1, micro_batch_size=micro_batch_size)
-
-
-def _model_in(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the model in a Hugging Face folder. Raises ValueError if `values` has different ones.
-
-    Dropout may differ. Raises FileNotFoundError if the folder lacks a file, and ValueError if a file is damaged or if
-    the model needs a feature that no setting covers.
-    """
-    config = config_of_folder(folder)
-    weight_files(folder)
-    if not (folder / TOKENIZER).is_file():
-        raise FileNotFoundError(f"there's no {TOKENIZER} in {folder}, but the run needs the model's tokenizer")
-    defaults, found = Settings().model, {}
-    for name, value in vars(config).items():
-        if name in OF_THE_MODEL:
-            found[name] = value
-            if name != "dropout" and name in values and (given := _converted(name, values[name])) != value:
-                raise ValueError(
-                    f"the model in {folder} has {name}={value}, but you asked for {name}={given}. Leave this setting "
-                    "out, because start_from determines it"
-                )
-        elif name != "flash_attention" and value != getattr(defaults, name):
-            raise ValueError(f"the model in {folder} has {name}={value}, which the capstone doesn't support")
-    return found
+def preset_for(gpus: int, ranks: int | None = None) -> Settings:
+    """Return the preset for a number of ranks on machines with so many GPUs. More ranks than GPUs run on the CPU."""
+    if not gpus or (ranks or 1) > gpus:
+        return PRESETS["laptop"]
+    return PRESETS["h100x1" if (ranks or gpus) == 1 else "h100x8"]
 
 
 def _values_in(path: Path) -> dict[str, Any]:

@@ -12,11 +12,10 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.settings.io import read_settings
-from tplab.capstone.settings.settings import RETUNED, Settings, changed
+from tplab.capstone.settings.settings import Settings, changed
 
 SETTINGS, LOG, LOCK = "settings.yaml", "log.jsonl", ".lock"
 
@@ -47,12 +46,6 @@ def check_unchanged(settings: Settings) -> None:
             f"the run in {folder} was started with different settings:\n{''.join(lines)}Leave these settings as they "
             "were to resume it. For a new run, use another --folder"
         )
-
-
-def changes_of(settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the RETUNED settings that a resumed run changes, {field: (before, now)}. Call before `write_settings`."""
-    folder = Path(settings.folder)
-    return changed(settings, read_settings(folder / SETTINGS), RETUNED) if checkpoints_in(folder) else {}
 
 
 @contextmanager

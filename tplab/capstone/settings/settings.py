@@ -3,9 +3,7 @@
 Each setting has a default, a line of help, perhaps a minimum, and a kind, which says if a resumed run may change it.
 
     LAYOUT      may change: how the ranks train the same model. The losses stay the same
-    FREE        may change: what doesn't affect the training, such as the log and the checkpoints
-    RETUNED     may change, because otherwise a diverged run couldn't be rescued. The log and the report say what was
-                changed, and at which step
+    FREE        may change: the log and the checkpoints, and what may rescue a run that has diverged
     FIXED       must not change, because a different model, text or order of the data would make it a different run
 """
 
@@ -21,16 +19,15 @@ from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.memory.memory_bill import Layout, layers_of_stage
 
 Layers = Literal["tplab", "mine", "plain"]
-Activation = Literal["gelu", "gelu_tanh"]
-Missing = Literal["todo", "tplab", "error"]
+Missing = Literal["tplab", "error"]
 Precision = Literal["float32", "bfloat16", "float64"]
 Zero = Literal[0, 1, 2, 3]
-FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
+FIXED, LAYOUT, FREE = "fixed", "layout", "free"
 LARGEST_SEED = 2**32 - 1  # so that the larger seeds of individual micro-batches fit into 64 bits
 
 ONLY_OF_TPLAB = (  # layers other than tplab's only support the defaults of these settings
-    "num_kv_heads", "ffn_hidden_size", "activation", "gated", "bias", "qkv_bias", "tied_embedding",
-    "learned_positions", "sliding_window", "norm_eps", "dropout", "pp", "zero",
+    "num_kv_heads", "ffn_hidden_size", "gated", "bias", "tied_embedding", "learned_positions", "dropout", "pp", "zero",
+    "sequence_parallel", "recompute",
 )  # fmt: skip
 GROUPS = {  # the first setting of each group, and the group's title in the help
     "folder": "the run",
@@ -55,7 +52,7 @@ class Settings:
     """
 
     folder: str = _of("runs/capstone", "folder for the log, the checkpoints and the report", changes=FREE)
-    steps: int = _of(200, "optimizer steps of the full run and of its learning rate schedule", 1, RETUNED)
+    steps: int = _of(200, "optimizer steps of the full run and of its learning rate schedule", 1, FREE)
     stop_after: int | None = _of(None, "stop after this step; the same command without this flag resumes", 1, FREE)
     seed: int = _of(0, "random seed for weights, dropout and the order of the data", 0)
 
@@ -68,27 +65,20 @@ class Settings:
     )  # fmt: skip
     chapters: str = _of(".", "for --layers mine: your folder, or the one that contains my_course/", changes=FREE)
     missing: Missing = _of(
-        "todo", "use the course's answers for unsolved exercises (todo), failing ones too (tplab), or never (error)",
+        "tplab", "use the course's solutions for answers that haven't passed (tplab), or don't train (error)",
         changes=FREE,
     )  # fmt: skip
-    start_from: str | None = _of(
-        None, "start from the model, weights and tokenizer in this Hugging Face folder (default: random weights)"
-    )
     num_layers: int = _of(4, "transformer layers")
     hidden_size: int = _of(128, "hidden size h")
     num_heads: int = _of(8, "attention heads per layer")
     num_kv_heads: int | None = _of(None, "heads for K and V, each shared by a group of heads (default: num_heads)")
     ffn_hidden_size: int | None = _of(None, "inner size of the MLP (default: 4 h)")
     seq_length: int = _of(128, "tokens per sequence, s")
-    activation: Activation = _of("gelu", "activation of an MLP without a gate; gelu_tanh is GPT-2's approximation")
     gated: bool = _of(False, "use a gated MLP (SwiGLU)")
     bias: bool = _of(True, "use biases and LayerNorm; without this, use RMSNorm and no biases")
-    qkv_bias: bool = _of(False, "give Q, K and V biases even without --bias, as in Qwen2")
     tied_embedding: bool = _of(True, "use the embedding table as the output layer, too")
     learned_positions: bool = _of(True, "use learned position embeddings; without this, use rotary ones")
     rotary_base: float = _of(10_000.0, "base of the rotary frequencies", 1)
-    sliding_window: int | None = _of(None, "how many tokens a token attends to, as in Mistral (default: all)", 1)
-    norm_eps: float = _of(1e-5, "epsilon that a norm adds to the variance", 0)
     dropout: float = _of(0.0, "dropout probability", 0)
 
     tp: int = _of(1, "ranks that share each layer", 1, LAYOUT)
@@ -108,17 +98,17 @@ class Settings:
 
     batch_size: int = _of(16, "sequences per step, over all replicas and micro-batches", 1)
     precision: Precision = _of(
-        "float32", "precision of matmuls; weights stay float32 (float64 is for comparing runs)", changes=RETUNED
+        "float32", "precision of matmuls; weights stay float32 (float64 is for comparing runs)", changes=FREE
     )
-    learning_rate: float = _of(1e-3, "the highest learning rate, right after the warm-up", 0, RETUNED)
-    min_learning_rate: float = _of(1e-4, "the lowest learning rate, at the end of the cosine", 0, RETUNED)
-    warmup_steps: int = _of(20, "length of the linear warm-up", 0, RETUNED)
+    learning_rate: float = _of(1e-3, "the highest learning rate, right after the warm-up", 0, FREE)
+    min_learning_rate: float = _of(1e-4, "the lowest learning rate, at the end of the cosine", 0, FREE)
+    warmup_steps: int = _of(20, "length of the linear warm-up", 0, FREE)
     weight_decay: float = _of(0.1, "AdamW's weight decay, which only applies to matrices", 0)
     beta1: float = _of(0.9, "AdamW's beta1", 0)
     beta2: float = _of(0.95, "AdamW's beta2", 0)
-    max_norm: float = _of(1.0, "clip the gradient to this norm (0: don't clip)", 0, RETUNED)
+    max_norm: float = _of(1.0, "clip the gradient to this norm (0: don't clip)", 0, FREE)
 
-    log_every: int = _of(1, "log every N steps (0: never)", 0, FREE)
+    log_every: int = _of(1, "log every N steps", 1, FREE)
     evaluate_every: int = _of(100, "compute the loss on held-out text every N steps (0: only at the end)", 0, FREE)
     evaluation_batches: int = _of(4, "batches of held-out text per evaluation", 1, FREE)
     sample_every: int = _of(0, "generate a sample every N steps (0: only at the end)", 0, FREE)
@@ -126,8 +116,7 @@ class Settings:
     prompt: str = _of("def", "text with which each sample begins", changes=FREE)
     save_every: int = _of(100, "save a checkpoint every N steps (0: never)", 0, FREE)
     keep: int = _of(2, "number of recent checkpoints to keep", 1, FREE)
-    async_save: bool = _of(True, "keep training while a checkpoint is being written", changes=FREE)
-    plan: bool = _of(True, "time the kernels of a layer first, and predict the run from them", changes=FREE)
+    plan: bool = _of(True, "predict the run from timed kernels of a layer (not with pp or zero)", changes=FREE)
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -203,14 +192,14 @@ OF_THE_LAYOUT = [name for name, kind in _CHANGES.items() if kind == LAYOUT]
 MATTER = [name for name in _CHANGES if name in OF_THE_MODEL or name in (*OF_THE_LAYOUT, "precision", "batch_size")]
 
 
-def changed(now: Settings, before: Settings, kind: str = FIXED) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of the given kind that differ, as {name: (before, now)}.
+def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the FIXED settings that differ, as {name: (before, now)}.
 
     If the precision was or is float64, it counts as FIXED, because only float64 runs have float64 weights.
     """
     pairs = {name: (getattr(before, name), getattr(now, name)) for name in _CHANGES}
     kinds = _CHANGES | ({"precision": FIXED} if "float64" in pairs["precision"] else {})
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and kinds[name] == kind}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and kinds[name] == FIXED}
 
 
 def _check_type(name: str, kind: Any, value: Any) -> None:
@@ -240,7 +229,7 @@ def check_text(name: str, text: str) -> None:
 def _check_combinations(s: Settings) -> None:
     """Raise ValueError for settings that don't work together, and say which one to change."""
     sizes = {"num_kv_heads": s.num_heads, "ffn_hidden_size": 4 * s.hidden_size}  # what None means
-    for name in {"tplab": (), "mine": ONLY_OF_TPLAB, "plain": (*ONLY_OF_TPLAB, "tp", "dp", "recompute")}[s.layers]:
+    for name in {"tplab": (), "mine": ONLY_OF_TPLAB, "plain": (*ONLY_OF_TPLAB, "tp", "dp")}[s.layers]:
         value, default = getattr(s, name), getattr(Settings, name)
         only = sizes.get(name, default)
         if value not in (default, only):

@@ -1,4 +1,4 @@
-"""The measurements that a report shows in addition to the run's log. `study` takes those that are missing."""
+"""The measurements that a report shows in addition to the run's log."""
 
 from tplab.capstone.study.run import Budget, study
 

@@ -1,15 +1,14 @@
 """Build the model that a run trains. Its layers are the course's, the learner's, or plain ones.
 
-    layers      parameters are        gradient sums after backward         the norm is from
-    "tplab"     shards                `TrainingStep` does all of them      tplab.data.grad_norm
-    "mine"      shards                learner's 12.3 (sequence_parallel)   the learner's 14.4
-    "plain"     full, on one rank     nothing                              tplab.data.grad_norm
+    layers      parameters are        the gradient norm is from
+    "tplab"     shards                tplab.data.grad_norm
+    "mine"      shards                the learner's 14.4
+    "plain"     full, on one rank     tplab.data.grad_norm
 
 With pp > 1, which requires layers="tplab", the model is this rank's pipeline stage.
 
 Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. A seed therefore gives the same model
-with all kinds of layers, on any number of ranks, on a GPU, and in float64. With `start_from`, the initial weights are
-read from a Hugging Face folder instead.
+with all kinds of layers, on any number of ranks, on a GPU, and in float64.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.settings.settings import Settings
 from tplab.cluster.training_step import TrainingStep
 from tplab.collectives.by_hand import rank_and_size
-from tplab.gpt.hugging_face_folder import load_folder
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.generation import PipelinedGPT
@@ -40,7 +38,7 @@ from tplab.tensor.linear import Device
 
 def build_model(
     settings: Settings, config: GPTConfig, *, mesh: DeviceMesh | None = None, device: Device = None,
-    answers: Answers | None = None, weights: bool = True,
+    answers: Answers | None = None,
 ) -> nn.Module:  # fmt: skip
     """Build a model. `model(ids, targets)` returns the mean loss, which is the same on every rank of a replica.
 
@@ -49,8 +47,6 @@ def build_model(
     config     settings.model, possibly with the vocabulary size of the tokenizer
     mesh       as created by `tplab.data.grid.mesh`, or None if a single rank has the full model
     answers    the result of `tplab.capstone.own_layers.find.find_answers`, for layers="mine"
-    weights    if True, read this rank's shards of `settings.start_from`, if set. If False, keep the random weights,
-               because a checkpoint will replace them
 
     The process's random state doesn't change. Raises ValueError if the layers don't support the settings.
     """
@@ -74,8 +70,6 @@ def build_model(
         if mesh is not None and settings.pp > 1:
             drawn = gpt_stages(whole, settings.layers_of_stages)[mesh.get_local_rank("pp")]
         drawn.hooks = TrainingHooks(config=config, group=group)  # type: ignore[assignment]
-        if settings.start_from is not None and weights:
-            load_folder(drawn, settings.start_from)
         if settings.layers == "tplab":
             return drawn.to(device=device)
         if settings.layers == "plain":
@@ -90,7 +84,7 @@ def build_model(
                 'layers="mine" needs answers=find_answers(Path("my_course"), settings) and, even for a single rank, a '
                 "process group and its mesh, because your layers ask torch.distributed for their rank"
             )
-        model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
+        model = assemble(answers, config, mesh=mesh, device=device, dtype=dtype)
         copy_shards(drawn, model)
         return model
 
@@ -99,8 +93,7 @@ def training_step(
     model: nn.Module, optimizer_class: Callable[..., Optimizer], mesh: DeviceMesh | None = None, **options: Any
 ) -> TrainingStep:
     """Return the `TrainingStep` for a model. `options` are options for the step and for the optimizer."""
-    hooks = hooks_of(model)
-    return TrainingStep(model, optimizer_class, mesh=mesh, finish=hooks.finish_gradients, norm=hooks.norm, **options)
+    return TrainingStep(model, optimizer_class, mesh=mesh, norm=hooks_of(model).norm, **options)
 
 
 def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:

@@ -9,7 +9,7 @@ SECONDS = 5.0  # minimum time between two lines about steps
 
 
 class ConsoleLog:
-    """Callback that prints rows of the log (`tplab.capstone.training.log`). It prints a step only every few seconds."""
+    """Callback that prints rows of the log. It prints a step only every few seconds."""
 
     def __init__(self, last_step: int) -> None:
         self.last_step = last_step
@@ -47,12 +47,9 @@ def to_text(row: Row, last_step: int) -> str:
 
 def _start(row: Row, last_step: int) -> str:
     where = row["machine"]["gpu"] if row["device"] == "cuda" else row["machine"]["processor"]
-    begins = f", starting from the weights in {row['settings']['start_from']}" if row["settings"]["start_from"] else ""
-    if row["resumed_from"] is not None:
-        begins = f", resuming after step {row['resumed_from']}"
+    begins = "" if row["resumed_from"] is None else f", resuming after step {row['resumed_from']}"
     ranks = count(row["ranks"], "rank")
     lines = [f"Training {row['parameters']:,} parameters on {ranks} ({where}) until step {last_step}{begins}"]
-    lines += [f"{name} changes from {old} to {now}" for name, (old, now) in row["changes"].items()]
     if plan := row["plan"]:
         seconds, memory = sum(plan["seconds"].values()), sum(plan["memory"].values())
         sent = f"{size(plan['sent'])} sent per rank and step"

@@ -16,19 +16,16 @@ appends a new "start" row, and steps that the killed run completed after its las
 """
 
 import json
-import mmap
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch.distributed as dist
 
 from tplab.capstone.loop import learning_rate
-from tplab.capstone.own_layers.link import used
 from tplab.capstone.settings.run_folder import LOG
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.meter import this_machine
@@ -37,8 +34,6 @@ from tplab.capstone.training.step_summary import StepSummary
 from tplab.memory.config import parameter_count
 
 Row = dict[str, Any]
-Points = Sequence[tuple[int, float]]  # (step, value)
-POINTS = 400  # maximum number of points per curve
 
 
 class Log:
@@ -52,10 +47,8 @@ class Log:
         if not writes:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        if self.path.exists() and self.path.stat().st_size:  # drop a last line that a kill cut off
-            with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-                whole = text.rfind(b"\n") + 1  # `rfind` only reads the end of the file
-            os.truncate(self.path, whole)
+        if self.path.exists():  # drop a last line that a kill cut off
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
 
     def write(self, row: Row) -> None:
         """Write a row in a single call, so readers see complete rows, and a killed run can only truncate its last one.
@@ -78,48 +71,32 @@ class Log:
             self.tell(row)
 
 
-def start_row(settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks) -> Row:
-    """Return the part of a "start" row that describes the run. For `idle`, see `TrainingHooks`."""
+def start_row(settings: Settings, answers: Any, ranks: Ranks) -> Row:
+    """Return the part of a "start" row that describes the run."""
     return {
         "kind": "start", "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "settings": asdict(settings), "machine": this_machine(), "ranks": ranks.size,
+        "settings": asdict(settings), "machine": this_machine(ranks.device), "ranks": ranks.size,
         "backend": None if ranks.mesh is None else dist.get_backend(), "shares_memory": ranks.shares,
-        "device": ranks.device.type, "parameters": parameter_count(settings.model), "layers": settings.layers,
-        "used": [] if answers is None else used(answers.whose, settings, idle),
-        "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},
+        "device": ranks.device.type, "parameters": parameter_count(settings.model),
+        "answers": answers and {name: getattr(answers, name) for name in ("whose", "checked", "lines")},
     }  # fmt: skip
 
 
-def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
+def step_row(step: int, summary: StepSummary, settings: Settings, seconds: float) -> Row:
     """Return the row for a step. `seconds` is the mean time per step since the last row."""
     shares, sent, memory, tensors = map(list, zip(*summary.figures, strict=True))
     return {
-        "kind": "step", "step": summary.step, "loss": summary.loss,
-        "learning_rate": learning_rate(summary.step, settings), "norm": summary.norm, "seconds": seconds,
-        "tokens": settings.tokens_per_step, "tokens_per_second": settings.tokens_per_step / seconds,
+        "kind": "step", "step": step, "loss": summary.loss, "learning_rate": learning_rate(step, settings),
+        "norm": summary.norm, "seconds": seconds, "tokens_per_second": settings.tokens_per_step / seconds,
         "communication": [] if None in shares else shares, "sent": sent, "memory": memory, "tensors": tensors,
     }  # fmt: skip
 
 
 def read_log(folder: Path) -> list[Row]:
-    """Return the rows of a run's log, oldest first, or [] if there is no log. An incomplete last line is ignored.
-
-    Raises ValueError if any other line isn't a valid row.
-    """
-    try:
-        lines = (folder / LOG).read_bytes().split(b"\n")
-    except FileNotFoundError:
+    """Return the rows of a run's log, oldest first, or [] if there is no log. An incomplete last line is ignored."""
+    if not (folder / LOG).exists():
         return []
-    rows = []
-    for number, line in enumerate(lines[:-1], 1):  # nothing or part of a row follows the last newline
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or "kind" not in row:
-            raise ValueError(f"line {number} of {folder / LOG} isn't a row of a log: {line[:80]!r}. Delete this line")
-        rows.append(row)
-    return rows
+    return [json.loads(line) for line in (folder / LOG).read_bytes().split(b"\n")[:-1]]
 
 
 def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
@@ -131,10 +108,3 @@ def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
         elif row["kind"] == kind:
             last[row["step"]] = row
     return [last[step] for step in sorted(last)]
-
-
-def thinned(points: Points) -> tuple[int, list[tuple[int, float]]]:
-    """Average each group of n adjacent points, so that at most `POINTS` remain. Returns n and (step, mean) pairs."""
-    every = max(1, -(-len(points) // POINTS))
-    groups = (points[at : at + every] for at in range(0, len(points), every))
-    return every, [(group[-1][0], fmean(value for _, value in group)) for group in groups]

@@ -6,18 +6,20 @@
     tokens, model, optimizer       created identically on every rank, or loaded from the newest checkpoint
     for each step:
         step                       forward, backward, all-reduces of gradients, clipping, AdamW
-        step_summary               one all-reduce: the mean loss, and whether any rank has been asked to stop
+        step_summary               one all-reduce: the mean loss, and whether the run has been asked to stop
         log, evaluation, sample, checkpoint      when they are due
 
 A step depends only on the weights, the optimizer state and the step number, which determines the sequences (`Batches`),
 the dropout and the learning rate. So a checkpoint only contains these three, and a resumed run continues as if it had
 never been interrupted.
+
+A rank only waits for its GPU if a step is logged, so nobody knows the losses of the other steps.
 """
 
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,20 +30,19 @@ from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
 from tplab.capstone.loop import learning_rate
 from tplab.capstone.planning.predictions import plan
-from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
+from tplab.capstone.settings.run_folder import check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.build_model import build_model, hooks_of
+from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.log import Log, Row, start_row, step_row
 from tplab.capstone.training.meter import Clock, Meter
 from tplab.capstone.training.ranks import Ranks, join
-from tplab.capstone.training.signals import Stop, stop_requests
 from tplab.capstone.training.step import Step
-from tplab.capstone.training.step_summary import StepSummaries
+from tplab.capstone.training.step_summary import summarize
+from tplab.capstone.training.stopping import stop_file
 from tplab.checkpoint.files import together
 from tplab.runtime import record
 
-ASKED = "asked to stop"  # why a run ended, if by a signal or a `stop` file
-A_SAVE_MAY_TAKE = 60.0  # how long a failed rank waits for a save in progress, in seconds
+ASKED = "asked to stop"  # why a run ended, if there was a `stop` file
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Outcome:
     """The outcome of a run, which is the same on every rank.
 
     step       the last completed step, whether in this run or before it
-    losses     the loss of each step of this run, averaged over the full batch
+    losses     the losses of this run's logged steps, averaged over the full batch
     stopped    the reason why the run stopped: "done", "stop_after" or `ASKED`
     """
 
@@ -67,80 +68,67 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
 
     Raises ValueError if the settings don't match the ranks or the run in the folder, or if a different run is already
     training there. Raises FloatingPointError if the loss or the gradient norm is no longer finite, before it saves a
-    checkpoint of that state. You can then resume the run with different values for the `RETUNED` settings.
+    checkpoint of that state.
     """
     ranks = join(settings)
     check_unchanged(settings)
     folder = Path(settings.folder)
-    with ExitStack() as lock, stop_requests(folder if ranks.rank == 0 else None) as stop:
+    with ExitStack() as lock:
         together(lambda: lock.enter_context(locked(folder)) if ranks.rank == 0 else None, None)
-        made = plan(settings, ranks.device, ranks.mesh) if settings.plan else None
-        meter = Meter(ranks.device, counts=settings.plan and ranks.device.type == "cpu" and not settings.compile)
+        made = plan(settings, ranks.device, ranks.mesh)
+        meter = Meter(ranks.device, counts=bool(made) and ranks.device.type == "cpu" and not settings.compile)
         with meter.counting:
-            return _Run(settings, answers, ranks, stop, meter).to_the_end(made, tell)
+            return _Run(settings, answers, ranks, meter).to_the_end(made, tell)
 
 
 class _Run:
     """A run on this rank: its model and data, the training loop, and the work between steps."""
 
-    def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop, meter: Meter) -> None:
-        self.settings, self.answers, self.ranks, self.stop, self.meter = settings, answers, ranks, stop, meter
-        self.checkpoints = Checkpoints(
-            Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.mesh
-        )
+    def __init__(self, settings: Settings, answers: Any, ranks: Ranks, meter: Meter) -> None:
+        self.settings, self.answers, self.ranks, self.meter = settings, answers, ranks, meter
+        self.checkpoints = Checkpoints(Path(settings.folder, "checkpoints"), settings.keep, ranks.mesh)
         newest = self.checkpoints.latest()
-        self.model = build_model(
-            settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers, weights=newest is None
-        )
+        self.model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
         self.step = Step(self.model, settings, ranks)
         self.optimizer = self.step.training.optimizer
-        extra = self.checkpoints.load(newest, self.model, self.optimizer) if newest else {}
-        self.resumed_from: int | None = extra.get("step")
+        self.resumed_from = self.checkpoints.load(newest, self.model, self.optimizer) if newest else None
         self.done = self.saved = self.resumed_from or 0
         self.tokens = prepare(settings)
         if settings.compile:
             compile_layers(self.model)
         self.batches = Batches(self.tokens.train, settings.seq_length, settings.batch_size, settings.seed)
         self.held_out = Batches(self.tokens.validation, settings.seq_length, settings.batch_size, seed=0)
-        self.summaries, self.clock = StepSummaries(ranks), Clock()
-        self.losses: list[float] = []
+        self.clock, self.losses = Clock(), list[float]()
 
     def to_the_end(self, made: Row | None, tell: Callable[[Row], None] | None) -> Outcome:
         """Train until the run ends. `made` is the plan, which goes into the log's "start" row."""
-        settings, changes, writes = self.settings, {}, self.ranks.rank == 0
+        settings = self.settings
         if self.done >= settings.last_step:
             return Outcome(self.done, [], self._why(asked=False), settings.folder)
-        if writes:
-            changes = changes_of(settings)
+        if self.ranks.rank == 0:
             write_settings(settings)
-        self.log = Log(Path(settings.folder), writes=writes, tell=tell)
-        try:
-            begins = {"step": self.done + 1, "resumed_from": self.resumed_from, "changes": changes, "plan": made}
-            self.log.write(start_row(settings, self.answers, hooks_of(self.model).idle, self.ranks) | begins)
-            why = self._why(self._steps())
-            with record(keep=False):
-                self._keep(asked=why == ASKED)
-                self.checkpoints.wait()
-            self.log.write({"kind": "end", "step": self.done, "why": why})
-        except Exception:
-            self.checkpoints.linger(A_SAVE_MAY_TAKE)
-            raise
-        return Outcome(self.done, self.losses, why, settings.folder)
+        self.log = Log(Path(settings.folder), writes=self.ranks.rank == 0, tell=tell)
+        begins = {"step": self.done + 1, "resumed_from": self.resumed_from, "plan": made}
+        self.log.write(start_row(settings, self.answers, self.ranks) | begins)
+        asked = self._steps()
+        with record(keep=False):
+            self._keep(asked=asked)
+        self.log.write({"kind": "end", "step": self.done, "why": self._why(asked)})
+        if self.ranks.rank == 0:
+            stop_file(Path(settings.folder)).unlink(missing_ok=True)
+        return Outcome(self.done, self.losses, self._why(asked), settings.folder)
 
     def _steps(self) -> bool:
-        """Train until the last step or until a rank has been asked to stop. Return True in the latter case."""
+        """Train until the last step or until the run has been asked to stop. Return True in the latter case."""
         settings = self.settings
         self.clock.go_on()
         for number in range(self.done + 1, settings.last_step + 1):
-            self._one(number)
             last = number == settings.steps
-            evaluate, sample, save = (
+            evaluate, sample, save, log = (
                 bool(every and number % every == 0)
-                for every in (settings.evaluate_every, settings.sample_every, settings.save_every)
+                for every in (settings.evaluate_every, settings.sample_every, settings.save_every, settings.log_every)
             )
-            asked = self._read(everything=evaluate or sample or save or number == settings.last_step)
-            if asked:
-                self._read(everything=True)
+            asked = self._one(number, log or evaluate or sample or save or number == settings.last_step)
             with record(keep=False):
                 if evaluate or last:
                     loss = self.step.loss(self.held_out, settings.evaluation_batches)
@@ -148,65 +136,48 @@ class _Run:
                 if (sample or last) and settings.sample_tokens:
                     text = self.step.sample(self.tokens, number)
                     self._between({"kind": "sample", "step": number, "prompt": settings.prompt, "text": text})
-                if save and not asked:
+                if save:
                     self._keep()
             if asked:
                 return True
         return False
 
-    def _one(self, number: int) -> None:
+    def _one(self, number: int, log: bool) -> bool:
+        """Run a step, and log it if `log`. Return True if the run has been asked to stop."""
         batch = self.batches.own(number - 1, self.ranks.place.dp, self.settings.dp)  # ids and targets, [B/dp, s] each
         if self.ranks.device.type == "cuda":
             batch = batch[0].pin_memory(), batch[1].pin_memory()  # so that this rank doesn't wait for the copy
         ids, targets = (tensor.to(self.ranks.device, non_blocking=True) for tensor in batch)
         with self.meter.step():
             loss, norm = self.step.run(number, ids, targets)
-        with record(keep=False):
-            self.summaries.post(number, loss, norm, self.stop.asked, self.meter.figures)
         self.done = number
+        self.clock.count()
+        if not log:
+            return False
+        asked = self.ranks.rank == 0 and stop_file(Path(self.settings.folder)).exists()
+        with record(keep=False):
+            summary = summarize(self.ranks, loss, norm, asked, self.meter.figures)
+        for what, value in (("loss", summary.loss), ("gradient norm", summary.norm)):
+            if not math.isfinite(value):  # noticed before a checkpoint of that state is saved
+                self._diverged(f"the {what} of step {number} is {value}")
+        self.losses.append(summary.loss)
+        self.log.write(step_row(number, summary, self.settings, self.clock.mean()))
+        self.clock.go_on()
+        return summary.stop
 
     def _between(self, row: Row) -> None:
         """Log something that was done between two steps, and exclude the time it took from the step times."""
         self.log.write(row)
         self.clock.go_on()
 
-    def _read(self, *, everything: bool) -> bool:
-        """Process all results if `everything`, else those known by now. Return True if any rank was asked to stop."""
-        asked = False
-        for summary in self.summaries.take(everything=everything):
-            self.clock.lap()
-            for what, value in (("loss", summary.loss), ("gradient norm", summary.norm)):
-                if not math.isfinite(value):  # noticed before a checkpoint of that state is saved
-                    self._diverged(summary.step, f"the {what} of step {summary.step} is {value}")
-            self.losses.append(summary.loss)
-            every = self.settings.log_every
-            if every and (summary.step % every == 0 or summary.step == self.settings.last_step):
-                self.log.write(step_row(summary, self.settings, self.clock.mean()))
-            asked |= summary.stop
-        return asked
-
-    def _diverged(self, step: int, what: str) -> NoReturn:
-        self.log.write({"kind": "end", "step": step, "why": what})
-        with record(keep=False), suppress(Exception):
-            self.checkpoints.wait()
-        rate = learning_rate(step, self.settings)
-        raise FloatingPointError(
-            f"{what}, so the training has diverged. Nothing has been saved since. {self._saved_so_far()}To fix it, "
-            f"run the same command with a lower --learning-rate (it was {rate:.2g} at this step), longer "
-            "--warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
-        )
-
-    def _saved_so_far(self) -> str:
-        """Return sentences about the checkpoints and their losses, because the newest loss may already be too high."""
+    def _diverged(self, what: str) -> NoReturn:
+        self.log.write({"kind": "end", "step": self.done, "why": what})
         saved = self.checkpoints.folders.steps()
-        if not saved:
-            return "There is no checkpoint, so the run starts over. "
-        losses = dict(enumerate(self.losses, (self.resumed_from or 0) + 1))
-        told = [f"step {step}" + (f" (loss {losses[step]:.3f})" if step in losses else "") for step in saved]
-        then = "starts over" if len(saved) == 1 else f"resumes from step {saved[-2]}"
-        return (
-            f"The run resumes from its newest checkpoint. Saved so far: {' and '.join(told)}. If the loss of the "
-            f"newest one was already too high, delete {self.checkpoints.folders.path(saved[-1])}, and it {then}. "
+        resumes = f"the run resumes from step {saved[-1]}" if saved else "the run starts over"
+        raise FloatingPointError(
+            f"{what}, so the training has diverged. If you run the same command again, {resumes}. Use a lower "
+            f"--learning-rate (it was {learning_rate(self.done, self.settings):.2g} at this step), longer "
+            "--warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
         )
 
     def _keep(self, *, asked: bool = False) -> None:
@@ -215,7 +186,7 @@ class _Run:
             return
         # The loss of a step was computed before its update, so it can't show that the update destroyed the weights
         if not math.isfinite(loss := self.step.loss(self.held_out, 1)):
-            self._diverged(self.done, f"the loss on held-out text after step {self.done} is {loss}")
+            self._diverged(f"the loss on held-out text after step {self.done} is {loss}")
         began = time.perf_counter()
         self.checkpoints.save(self.done, self.model, self.optimizer)
         self.saved = self.done

@@ -82,23 +82,18 @@ class Clock:
     """Measures the mean time per step, excluding work between steps such as evaluation and checkpoints."""
 
     def __init__(self) -> None:
-        self._seconds, self._steps = 0.0, 0
         self.go_on()
 
     def go_on(self) -> None:
-        """Exclude the time that has passed since the last step."""
-        self._since = time.perf_counter()
+        """Start to measure anew, because steps have been logged, or other work is done."""
+        self._since, self._steps = time.perf_counter(), 0
 
-    def lap(self) -> None:
-        """Count a step that ends now."""
-        now = time.perf_counter()
-        self._seconds, self._since, self._steps = self._seconds + now - self._since, now, self._steps + 1
+    def count(self) -> None:
+        self._steps += 1
 
     def mean(self) -> float:
-        """Return the mean time per step, in seconds, since `mean` was last called."""
-        mean = self._seconds / max(1, self._steps)
-        self._seconds, self._steps = 0.0, 0
-        return mean
+        """Return the mean time per step since `go_on` was last called, in seconds."""
+        return (time.perf_counter() - self._since) / self._steps
 
 
 def known_machine(device: torch.device) -> Machine | None:
@@ -114,8 +109,8 @@ def known_machine(device: torch.device) -> Machine | None:
     return next((machine for key, machine in MACHINES.items() if key.split()[0] in name), None)
 
 
-def this_machine() -> dict[str, Any]:
-    """Describe this machine for the log and the report."""
+def this_machine(device: torch.device) -> dict[str, Any]:
+    """Describe this machine for the log and the report. `peak` is a GPU's published FLOP/s, which are for bfloat16."""
     gpus, cpu = torch.cuda.device_count(), Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*:\s*(.*)", cpu.read_text("utf-8"), re.MULTILINE) if cpu.exists() else []
     return {
@@ -123,5 +118,6 @@ def this_machine() -> dict[str, Any]:
         "processor": names[0] if names else platform.processor() or platform.machine(),
         "cores": cores(), "memory": psutil.virtual_memory().total,
         "gpu": torch.cuda.get_device_name(0) if gpus else None, "gpus": gpus,
+        "peak": known.flops if (known := known_machine(device)) else None,
         "python": platform.python_version(), "torch": torch.__version__,
     }  # fmt: skip

@@ -21,6 +21,7 @@ from torch.optim import AdamW
 
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.prepare import TokenFiles
+from tplab.capstone.data.tokenizer import END
 from tplab.capstone.loop import learning_rate
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import for_generation, training_step
@@ -94,26 +95,9 @@ class Step:
         return self.ranks.mean(total)
 
     def sample(self, tokens: TokenFiles, number: int) -> str:
-        """Return the prompt and `sample_tokens` random tokens, which `number` determines. All ranks call this.
-
-        An empty prompt means the beginning of a text, which is where the text before it has ended.
-
-        The model has positions for `seq_length` tokens, so the text ends there. If a prompt leaves no room for a new
-        token, only its end is used, followed by one token (or by none, if there is only one position).
-        """
-        settings, device = self.settings, self.ranks.device
-        prompt = tokens.tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [
-            tokens.end_of_text
-        ]
-        more = min(settings.sample_tokens, settings.seq_length - len(prompt))
-        ids = torch.tensor([prompt], device=device)  # [1, s]
-        chance = torch.Generator(device).manual_seed(settings.seed + number)
-        with lower_precision(settings, device), unsharded(self.training.optimizer):
-            text = generate(
-                for_generation(self.model, self.ranks.group("pp")), ids, more, temperature=TEMPERATURE, top_k=TOP_K,
-                generator=chance, vocab_size=tokens.vocab_size,
-            )  # fmt: skip
-        return tokens.tokenizer.decode(text[0].tolist())
+        """Return the prompt and `sample_tokens` random tokens, which `number` determines. All ranks call this."""
+        with lower_precision(self.settings, self.ranks.device), unsharded(self.training.optimizer):
+            return write(self.model, self.settings, self.ranks, tokens, number)
 
     def _forward(self, k: int, ids: Tensor, targets: Tensor) -> Tensor:
         rng = self._dropout(k)
@@ -146,6 +130,23 @@ class Step:
         of_a_step = settings.dp * settings.micro_batches
         number = (self._number - 1) * of_a_step + dp * settings.micro_batches + k  # counts the run's micro-batches
         return seed_all(settings.seed + SEEDS_APART * (1 + number * settings.pp + pp), self.ranks.group("tp"))
+
+
+def write(model: nn.Module, settings: Settings, ranks: Ranks, tokens: TokenFiles, number: int = 0) -> str:
+    """Return the prompt and `sample_tokens` random tokens, which `number` determines. All ranks call this.
+
+    An empty prompt means the beginning of a text, which is where the text before it has ended.
+
+    The model has positions for `seq_length` tokens, so the text ends there. If a prompt leaves no room for a new token,
+    only its end is used, followed by one token (or by none, if there is only one position).
+    """
+    prompt = tokens.tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [END]
+    text = generate(
+        for_generation(model, ranks.group("pp")), torch.tensor([prompt], device=ranks.device),  # [1, s]
+        min(settings.sample_tokens, settings.seq_length - len(prompt)), temperature=TEMPERATURE, top_k=TOP_K,
+        generator=torch.Generator(ranks.device).manual_seed(settings.seed + number), vocab_size=tokens.vocab_size,
+    )  # fmt: skip
+    return tokens.tokenizer.decode(text[0].tolist())
 
 
 def lower_precision(settings: Settings, device: torch.device) -> torch.autocast:

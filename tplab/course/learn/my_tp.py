@@ -64,6 +64,12 @@ DEMOS = {
     "cost": (("11.3", "11.4"), "says how busy a layer keeps 2, 4 and 8 H100s (or `--gpu a100`, `--gpu b200`)"),
 }
 
+# The exercises that a GPT is made of (chapter 15), and the one behind each block of its poster
+FOR_A_GPT = (
+    "3.2", "3.3", "4.1", "4.2", "5.2", "6.2", "7.2", "7.3", "7.4", "8.1", "8.2", "8.3", "10.2", "10.3", "10.4", "14.4",
+)  # fmt: skip
+BLOCKS = {"embedding": "7.3", "attention": "6.2", "MLP": "5.2", "logits": "7.4", "loss": "8.3"}
+
 # What train.py imports: the answers to these exercises, and these parts of the course's code
 FOR_TRAINING = ("10.3", "10.4", "10.5", "15.1", "15.2", "15.3")
 GIVEN_FOR_TRAINING = (

@@ -1,0 +1,56 @@
+"""The capstone's report in a browser: nothing is wider than the page, and every text can be read in both themes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.browser.lab import browser, chromium_path
+from tests.capstone.made_up import MEASURED, SETTINGS, write_run
+from tplab.capstone.report import write_report
+
+WIDTHS = (1280, 900, 390)
+
+# The smallest contrast of a text with the background behind it, and that text (WCAG 2.2, "contrast ratio")
+SMALLEST = """() => {
+  const channels = (color) => color.match(/[\\d.]+/g).map(Number).slice(0, 3);
+  const light = (color) => channels(color).map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, k) => sum + part * [0.2126, 0.7152, 0.0722][k], 0);
+  let found = [99, ""];
+  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    if (!texts.currentNode.data.trim()) continue;
+    let element = texts.currentNode.parentElement;
+    const color = getComputedStyle(element).color;
+    while (/rgba\\(0, 0, 0, 0\\)/.test(getComputedStyle(element).backgroundColor)) element = element.parentElement;
+    const [one, other] = [light(color), light(getComputedStyle(element).backgroundColor)];
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    if (ratio < found[0]) found = [ratio, texts.currentNode.data];
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("a-folder-whose-name-is-longer-than-a-phone-is-wide-" + 40 * "x")
+    write_run(folder, replace(SETTINGS, data="/texts/" + 90 * "y"), MEASURED)
+    return write_report(folder)
+
+
+@pytest.mark.skipif(chromium_path() is None, reason="needs Chromium or Chrome")
+def test_nothing_is_wider_than_the_page_and_texts_stand_out(report: Path) -> None:
+    with browser() as chromium:
+        page = chromium.new_page()
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": 900})
+                page.goto(report.as_uri())
+                page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
+                widest = page.evaluate("Math.max(...[...document.querySelectorAll('body *')].map((element) => "
+                                       "element.getBoundingClientRect().right))")  # fmt: skip
+                assert widest <= width, (theme, width)
+            contrast, text = page.evaluate(SMALLEST)
+            assert contrast >= 4.5, (theme, text)
