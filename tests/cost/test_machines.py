@@ -1,18 +1,11 @@
 """`tplab.cost.machines`: rates are measured with a clock that the test sets, so no real time decides."""
 
 import dataclasses
-import itertools
 
-import psutil
 import pytest
-import torch
-import torch.distributed as dist
 
-import tplab.cost.machines as machines
-from tests.gpu import real_gpu
-from tplab import launch
 from tplab.collectives.links import Link
-from tplab.cost.machines import MACHINES, Machine, machine, matrix_rate, measure_machine, memory_rate
+from tplab.cost.machines import MACHINES, Machine, machine
 
 EIGHT = Machine("eight", 1e12, 0.5, 10**9, 1e9, 8, inside=Link(1e-6, 1e-9), between=Link(1e-5, 1e-8, "a cable"))
 WIDE = dataclasses.replace(EIGHT, between=Link(1e-5, 2e-9))
@@ -79,44 +72,3 @@ REFUSED = [
 def test_what_no_machine_has_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
         call()
-
-
-def test_rates_are_work_over_the_shortest_of_the_times(monkeypatch):
-    durations = itertools.cycle([0.5, 0.25, 2.0])
-    clock = {"now": 0.0, "calls": 0}
-
-    def now() -> float:
-        """Advances by the next duration between the two calls around a run, and not between runs."""
-        clock["calls"] += 1
-        if clock["calls"] % 3 == 0:  # began, then for each run: (looked at), start, end
-            clock["now"] += next(durations)
-        return clock["now"]
-
-    monkeypatch.setattr(machines, "now", now)
-    assert matrix_rate(side=64, seconds=3.0) == pytest.approx(2 * 64**3 / 0.25)
-    clock["calls"] = 0
-    assert memory_rate(size=4096, seconds=3.0) == pytest.approx(2 * 4096 / 0.25)
-
-
-def measured() -> Machine:
-    """What two ranks measure. A group of one rank has no link."""
-    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
-    with pytest.raises(ValueError, match="at least 2 ranks"):
-        measure_machine(rounds=1, side=8, group=alone)
-    return measure_machine(name="mine", rounds=2, side=64)
-
-
-def test_measuring_gives_every_rank_the_same_machine_with_the_ranks_as_its_one_node():
-    first, second = launch(measured, 2)
-    assert first == second
-    assert first.name == "mine"
-    assert (first.gpus_per_node, first.fraction, first.between) == (2, 1.0, first.inside)
-    assert min(first.flops, first.bandwidth, first.inside.beta, first.memory) > 0
-    if not torch.cuda.is_available():
-        assert first.memory == psutil.virtual_memory().total // 2
-
-
-@pytest.mark.gpu
-@real_gpu
-def test_a_gpu_multiplies_in_bfloat16_faster_than_a_cpu_could():
-    assert launch(lambda: matrix_rate(), 1, backend="nccl")[0] > 1e13

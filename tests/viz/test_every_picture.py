@@ -17,7 +17,7 @@ from tplab.memory.meter import MemoryMeter
 from tplab.trace.rank_trace import RankTrace
 
 NAMES = [path.stem for path in sorted(Path(__file__).parent.glob("test_*.py")) if "\nPICTURES" in path.read_text()]
-LABELS_ONLY = {"timeline", "curves", "many", "a run", "two runs", "scaling"}  # titles, ticks and legends
+LABELS_ONLY = {"timeline", "curves", "many"}  # titles, ticks and legends
 
 
 @pytest.mark.parametrize("file", NAMES)

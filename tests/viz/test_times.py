@@ -1,4 +1,4 @@
-"""Pictures of times: operations on the clock, cost models, overlap, pipeline schedules, and training runs."""
+"""Pictures of times: operations on the clock, cost models, overlap, and pipeline schedules."""
 
 import pytest
 from matplotlib.colors import to_hex
@@ -28,12 +28,6 @@ SCHEDULES = {
     "many": interleaved(4, 24, 3),
     "one rank": gpipe(1, 1),
 }
-LOSSES = [(step, 7.0 - 0.05 * step) for step in range(1, 61)]
-SPEEDS = [(step, 9000.0 + 100 * (step % 5)) for step in range(1, 61)]
-HELD_OUT = [(20, 6.1), (60, 4.1)]
-TWO = {"one rank": [7.0, 6.5, 6.2], "tp = 2": [7.0, 6.5, 6.2]}
-APART = [0.0, 1e-7, -3e-7]
-LINES = {"measured": {1: 1.0, 2: 1.7}, "cost model": {1: 1.0, 2: 1.8}, "published": {1: 1.0, 2: 1.64, 8: 2.98}}
 
 
 def clock(order, **times):
@@ -61,9 +55,6 @@ PICTURES = {
     "saved activations": lambda: viz.saved_activations(SAVED),
     "two runs of a layer": lambda: viz.overlap(RUNS, title="a column-parallel layer"),
     **{name: lambda made=made: viz.schedule(simulate(made), title="t") for name, made in SCHEDULES.items()},
-    "a run": lambda: viz.training(LOSSES, SPEEDS, evaluations=HELD_OUT),
-    "two runs": lambda: viz.compared(TWO, APART),
-    "scaling": lambda: viz.scaling(LINES),
 }
 
 
@@ -152,27 +143,3 @@ def test_every_action_is_a_box_of_its_length_in_the_lane_of_its_rank(name):
     assert sorted(texts(picture)) == (numbers if name != "many" else [])
     lanes = {round(box.get_y() - round(box.get_y() + box.get_height() / 2), 9) for box in drawn}
     assert len(lanes) == (3 if name == "many" else 1), "one lane per chunk"
-
-
-def test_a_run_is_drawn_as_it_was():
-    left, right = viz.training(LOSSES, SPEEDS, evaluations=HELD_OUT).axes
-    drawn = [[tuple(map(float, point)) for point in line.get_xydata()] for line in (*left.lines, right.lines[0])]
-    assert drawn == [LOSSES, HELD_OUT, SPEEDS]
-    assert right.get_ylim()[0] == 0
-    assert len(viz.training(LOSSES).axes) == 1
-
-
-def test_two_runs_lie_on_each_other_and_their_difference_below():
-    above, below = viz.compared(TWO, APART, steps=[10, 20, 30]).axes
-    drawn = [*above.lines, below.lines[-1]]
-    assert [list(line.get_ydata()) for line in drawn] == [*TWO.values(), APART]
-    assert [list(line.get_xdata()) for line in drawn] == [[10, 20, 30]] * 3
-    assert above.lines[0].get_linewidth() > 2 * above.lines[1].get_linewidth(), "the lower one has to be seen"
-    low, high = below.get_ylim()
-    assert low == -high < -3e-7
-    assert viz.compared(TWO, [0.0] * 3).axes[1].get_ylim()[1] > 0
-
-
-def test_speed_over_ranks_has_the_ideal_beside_it():
-    drawn = {line.get_label(): dict(zip(*line.get_data(), strict=True)) for line in viz.scaling(LINES).axes[0].lines}
-    assert drawn == {"as many times as ranks": {1: 1, 2: 2, 8: 8}, **LINES}

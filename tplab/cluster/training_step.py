@@ -62,8 +62,6 @@ class TrainingStep:
     check            whether to raise FloatingPointError for a norm that isn't finite. If False, `update` only skips the
                      optimizer, and the caller can check the norm later. With a fused optimizer on a GPU, the CPU then
                      doesn't wait for the norm
-    finish           a function to call after the sum over dp, in place of the sum over tp, for layers that sum their
-                     own gradients; needs zero=0
     norm             a function (mesh) -> norm to call in place of `tplab.data.grad_norm`; needs zero=0
     bucket_bytes     as in `in_buckets`, for zero=0 to 2; master_dtype: as in ZeRO1
 
@@ -92,7 +90,6 @@ class TrainingStep:
         max_norm: float | None = None,
         average: bool = True,
         check: bool = True,
-        finish: Callable[[], None] | None = None,
         norm: Callable[[DeviceMesh | None], Tensor] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         master_dtype: torch.dtype | None = None,
@@ -100,8 +97,8 @@ class TrainingStep:
     ) -> None:
         if zero not in (0, 1, 2, 3):
             raise ValueError(f"zero={zero} is not one of the stages 0, 1, 2 and 3")
-        if zero and (finish or norm):
-            raise ValueError(f"finish and norm read .grad, which zero={zero} empties: use zero=0")
+        if zero and norm:
+            raise ValueError(f"norm reads .grad, which zero={zero} empties: use zero=0")
         if not zero and master_dtype:
             raise ValueError("master_dtype needs zero=1, 2 or 3: torch's own optimizers update the weights themselves")
         if max_norm is not None and not max_norm >= 0:
@@ -111,7 +108,7 @@ class TrainingStep:
         if mesh is not None and not {"dp", "tp"} <= set(mesh.mesh_dim_names or ()):
             raise ValueError(f"the mesh has the dimensions {mesh.mesh_dim_names}: make it with tplab.data.mesh")
         self.model, self.mesh, self.pipeline = model, mesh, pipeline
-        self.max_norm, self.check, self.finish, self.norm_of = max_norm, check, finish, norm
+        self.max_norm, self.check, self.norm_of = max_norm, check, norm
         self.tied = _tied(model, pipeline)
         check_mesh(model.parameters(), mesh)
         self._updates = self._is_inside = False
@@ -205,9 +202,7 @@ class TrainingStep:
             self.data.finish()
         if isinstance(self.optimizer, ZeRO1):
             self.optimizer.finish()
-        if self.finish is not None:
-            self.finish()
-        elif self.mesh is not None and self.mesh.get_group("tp").size() > 1:
+        if self.mesh is not None and self.mesh.get_group("tp").size() > 1:
             marked = set(sequence_parallel_parameters(self.model))
             sum_over_ranks([g for parameter, g in self._gradients() if parameter in marked], self.mesh.get_group("tp"))
         self._sum_tied()

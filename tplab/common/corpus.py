@@ -30,13 +30,10 @@ def python_sources(limit_bytes: int | None = None) -> bytes:
     return bytes(text[:limit_bytes])
 
 
-def files_below(
-    folder: Path, wanted: Callable[[Path], bool], unreadable: Callable[[Path, OSError], None] | None = None
-) -> Iterator[Path]:
+def files_below(folder: Path, wanted: Callable[[Path], bool]) -> Iterator[Path]:
     """Yield the files in and below a folder, sorted by name at each level, so the order is the same on every machine.
 
-    wanted        returns True to yield a file, or to search a folder; it isn't called for `folder` itself
-    unreadable    called for folders that can't be listed; None: these raise OSError
+    wanted    returns True to yield a file, or to search a folder; it isn't called for `folder` itself
 
     Links are followed, but no folder is entered twice, so circular links don't loop forever.
     """
@@ -47,14 +44,8 @@ def files_below(
         if not path.is_dir():
             yield path
             continue
-        try:
-            place = path.stat()
-            inside = sorted(path.iterdir(), key=lambda path: path.name, reverse=True)  # the last one is popped first
-        except OSError as error:
-            if unreadable is None:
-                raise
-            unreadable(path, error)
-            continue
+        place = path.stat()
+        inside = sorted(path.iterdir(), key=lambda path: path.name, reverse=True)  # the last one is popped first
         if (place.st_dev, place.st_ino) not in seen:
             seen.add((place.st_dev, place.st_ino))
             waiting += filter(wanted, inside)

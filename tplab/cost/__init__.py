@@ -13,17 +13,7 @@ calibration  the kernels of a layer, measured on the machine at hand
 from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.cost.flops import hardware_flops, model_flops
 from tplab.cost.layer import LayerTime, efficiency, layer_time, overlap_saving
-from tplab.cost.machines import (
-    MACHINES,
-    TERMS,
-    Losses,
-    Machine,
-    machine,
-    matrix_rate,
-    measure_machine,
-    memory_rate,
-    without,
-)
+from tplab.cost.machines import MACHINES, TERMS, Losses, Machine, machine, without
 from tplab.cost.step import Program, StepTime, achieved, step_time, throughput
 
 __all__ = [
@@ -40,10 +30,7 @@ __all__ = [
     "hardware_flops",
     "layer_time",
     "machine",
-    "matrix_rate",
     "measure_kernels",
-    "measure_machine",
-    "memory_rate",
     "model_flops",
     "overlap_saving",
     "step_time",

@@ -7,20 +7,12 @@
 If a group of p ranks spans several nodes, with k of its ranks in each, it can use k network adapters per node. So its
 ring can cross between nodes in k places at the same time, each with 1/k of the bytes (see `Machine.link`).
 
-`MACHINES` contains published values, each with its source. `measure_machine` measures the same quantities on the
-machine that it runs on.
+`MACHINES` contains published values, each with its source.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import psutil
-import torch
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
-
-from tplab.collectives.links import SIZES, Link, fit, measure_link, now
-from tplab.runtime import device
+from tplab.collectives.links import Link
 
 GB = 10**9
 
@@ -263,69 +255,3 @@ def machine(name: str) -> Machine:
     if len(found) != 1:
         raise ValueError(f"no machine is called {name!r}; known: {', '.join(MACHINES)}")
     return found[0]
-
-
-# This machine
-
-
-def measure_machine(
-    *,
-    name: str = "this machine",
-    rounds: int = 10,
-    side: int | None = None,
-    dtype: torch.dtype | None = None,
-    group: ProcessGroup | None = None,
-) -> Machine:
-    """Measure the machine that the group's ranks run on, which counts as a single node. All ranks must call this.
-
-    All ranks return the same speeds. The matmul rate and the memory bandwidth are those of the slowest rank, measured
-    while all ranks are busy, as in a layer. `flops` is the rate that matmuls reached, and `fraction` is 1, because the
-    theoretical peak isn't known. Matmuls are in `dtype` (None: bfloat16 on a GPU, float32 on a CPU). `between` is the
-    same as `inside`, because there is no other node. Any other load on the machine makes the results worse. Raises
-    ValueError for a group of one rank, which has no link.
-    """
-    p = dist.get_world_size(group)
-    link = fit(measure_link(SIZES, rounds=rounds, group=group))
-    dist.barrier(group=group)
-    slowest = torch.tensor([matrix_rate(side, dtype=dtype), memory_rate()], dtype=torch.float64, device=device())
-    dist.all_reduce(slowest, op=dist.ReduceOp.MIN, group=group)
-    on_gpu = device().type == "cuda"
-    memory = torch.cuda.get_device_properties(device()).total_memory if on_gpu else psutil.virtual_memory().total // p
-    what = "a GPU's" if on_gpu else "the machine's, divided by its ranks"
-    return Machine(
-        name, flops=slowest[0].item(), fraction=1.0, memory=memory, bandwidth=slowest[1].item(), gpus_per_node=p,
-        inside=link, between=link,
-        sources={"flops": "measured", "fraction": "measured", "memory": what, "bandwidth": "measured"},
-    )  # fmt: skip
-
-
-def matrix_rate(side: int | None = None, seconds: float = 0.2, *, dtype: torch.dtype | None = None) -> float:
-    """Measure the FLOP/s that this rank's device reaches in its fastest square matmul within `seconds`.
-
-    side     number of rows and columns; None: 8192 on a GPU, 1024 on a CPU
-    dtype    data type of the matrices; None: bfloat16 on a GPU, float32 on a CPU
-    """
-    on_gpu = device().type == "cuda"
-    side = side or (8192 if on_gpu else 1024)
-    a = torch.randn(side, side, dtype=dtype or (torch.bfloat16 if on_gpu else torch.float32), device=device())
-    product = torch.empty_like(a)
-    return 2 * side**3 / _shortest(lambda: torch.mm(a, a, out=product), seconds)
-
-
-def memory_rate(size: int | None = None, seconds: float = 0.1) -> float:
-    """Measure how many bytes per second this rank's device reads and writes in its fastest copy of `size` bytes."""
-    size = size or (2**30 if device().type == "cuda" else 2**26)
-    source = torch.zeros(size, dtype=torch.uint8, device=device())
-    target = torch.empty_like(source)
-    return 2 * size / _shortest(lambda: target.copy_(source), seconds)
-
-
-def _shortest(run: Callable[[], object], seconds: float) -> float:
-    run()  # the first run includes one-time setup
-    times: list[float] = []
-    began = now()
-    while not times or now() - began < seconds:
-        start = now()
-        run()
-        times.append(now() - start)
-    return min(times)

@@ -11,8 +11,8 @@ and costs nothing. `look` reads the board (the shared memory in which ranks anno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
@@ -179,24 +179,8 @@ def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
     def see() -> list[Now]:
         return look(board, dead())
 
-    if _other is not None:
-        return _other(see)
     views: dict[str, type[LiveView]] = {"page": WidgetView, "terminal": StatusLine, "nowhere": LiveView}
     return views[place()](see)
-
-
-_other: Callable[[Callable[[], list[Now]]], LiveView] | None = None
-
-
-@contextmanager
-def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[None]:
-    """Context manager in which every run is shown by the view that `make(see)` returns, for programs that show more."""
-    global _other
-    before, _other = _other, make
-    try:
-        yield
-    finally:
-        _other = before
 
 
 def place() -> Literal["page", "terminal", "nowhere"]:

@@ -8,10 +8,7 @@ shows that name in parentheses:
     product                      XA = [XA_1, XA_2] and XA = X_1 A_1 + X_2 A_2 in blocks
     traffic                      calls and bytes of every rank
     timeline                     when each rank computed, and when it was in which collective
-    curves                       losses over steps
-    training                     a run: loss and tokens/s over its steps
-    compared (training)          the losses of two runs in one chart, and the difference between them
-    scaling (training)           the speed-up on more ranks
+    curves                       losses over steps and, if they coincide, how they differ
     table                        results in rows and columns
     collective (collectives)     the data of each rank before and after a collective
     ring (collectives)           what moves around a ring, step by step
@@ -65,7 +62,6 @@ from tplab.viz.timeline import timeline
 from tplab.viz.times import times
 from tplab.viz.token_way import token_way
 from tplab.viz.traffic import traffic
-from tplab.viz.training import compared, scaling, training
 
 __all__ = [
     "Block",
@@ -75,7 +71,6 @@ __all__ = [
     "bill",
     "clock",
     "collective",
-    "compared",
     "curves",
     "explore",
     "heads",
@@ -93,7 +88,6 @@ __all__ = [
     "product",
     "ring",
     "ring_run",
-    "scaling",
     "schedule",
     "split",
     "table",
@@ -102,5 +96,4 @@ __all__ = [
     "times",
     "token_way",
     "traffic",
-    "training",
 ]
