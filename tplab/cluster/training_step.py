@@ -237,7 +237,10 @@ class TrainingStep:
 
     @property
     def torch_optimizer(self) -> Any:
-        """The torch optimizer itself, without ZeRO's wrapper. A learning-rate schedule writes to its `param_groups`."""
+        """The torch optimizer itself, without ZeRO's wrapper.
+
+        A learning-rate scheduler writes to this optimizer's `param_groups`.
+        """
         return self.optimizer.optimizer if isinstance(self.optimizer, ZeRO1) else self.optimizer
 
     @torch.no_grad()

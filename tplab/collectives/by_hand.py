@@ -201,7 +201,10 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = No
 
 
 def chunk_sizes(n: int, p: int) -> list[int]:
-    """Return the sizes of the p chunks into which `tensor_split` splits n rows. The first ones may be larger by one."""
+    """Return the sizes of the p chunks into which `tensor_split` splits n rows.
+
+    The first chunks may have one more element than the others.
+    """
     return [n // p + (rank < n % p) for rank in range(p)]
 
 

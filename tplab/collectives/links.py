@@ -46,7 +46,7 @@ class Link:
         return 1 / self.beta
 
     def seconds(self, size: float) -> float:
-        """Return the time of a message of `size` bytes."""
+        """Return the time it takes to send a message of `size` bytes."""
         return self.alpha + self.beta * size
 
     def ring_all_reduce(self, size: float, p: int) -> float:

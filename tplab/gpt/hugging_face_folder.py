@@ -58,7 +58,7 @@ def config_of_folder(folder: str | PathLike) -> GPTConfig:
 
 @torch.no_grad()
 def load_folder(model: Any, folder: str | PathLike) -> int:
-    """Copy the weights of a Hugging Face folder into the model's shards. Return how many bytes this rank has read.
+    """Copy the weights from a Hugging Face folder into the model's shards. Return how many bytes this rank has read.
 
     Create the model with `ParallelGPT(config_of_folder(folder))`. You can also pass a pipeline stage of this model,
     which reads only its own layers. The model may have a different dropout, any dtype and, if its positions are rotary,

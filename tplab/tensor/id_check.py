@@ -95,7 +95,10 @@ class IdCheck:
         return wrong
 
     def raise_late(self) -> None:
-        """Raise the pending IndexError if the last call had a wrong id. Use this if there's no next call to do so."""
+        """Raise the pending IndexError if the last call had a wrong id.
+
+        Use this if no later call will report the error.
+        """
         if self._report is None:
             return
         (report, event, shape), self._report = self._report, None

@@ -166,7 +166,10 @@ def divide(size: int, world_size: int, *, name: str = "size", unit: str = "eleme
 
 
 def shard_range(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the range [start, stop) of 0 .. size for `rank`. Raises ValueError if p doesn't divide size."""
+    """Return the part [start, stop) of range(size) that belongs to `rank`.
+
+    Raises ValueError if p doesn't divide size.
+    """
     length = divide(size, world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} isn't one of {world_size} ranks: they are numbered 0 to {world_size - 1}")

@@ -54,7 +54,9 @@ def collective(results: Sequence[Any], *, name: str) -> Picture:
 
 
 def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Picture:
-    """Draw sums that go around a ring. results[r] has rank r's sum, a single number, at the start and after each step.
+    """Draw partial sums that travel around a ring.
+
+    results[r] has rank r's sum, a single number, at the start and after each step.
 
     Arrows point to the right neighbor. Raises ValueError if a value isn't a single number.
     """

@@ -76,7 +76,10 @@ def _stacked(
 
 
 def against(ratios: Mapping[str, float], *, title: str | None = None) -> Picture:
-    """Plot a model's predictions relative to the published values. {"8 GPUs": 1.05} is 5% above the published one."""
+    """Plot a model's predictions relative to the published values.
+
+    {"8 GPUs": 1.05} means 5% above the published value.
+    """
     if not ratios:
         raise ValueError("there are no figures to compare")
     widest = max(0.1, *(abs(ratio - 1) for ratio in ratios.values()))

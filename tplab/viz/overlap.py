@@ -18,7 +18,7 @@ def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None
 
     While a collective is in flight and the rank computes nothing, its lane is red.
 
-    runs: by name, the traces of all ranks
+    runs: a dict that maps each run's name to the traces of all ranks
 
     The share of communication that was hidden is shown above each run, together with the `slow_link`, if there was one.
     Raises ValueError for a run in which nothing was traced.
