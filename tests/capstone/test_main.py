@@ -36,12 +36,13 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 def wait_for(path: Path, pattern: str) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600  # other work on the machine may take nearly all of its time
     while not (path.exists() and re.search(pattern, path.read_text())):
         assert time.monotonic() < until, f"{pattern!r} never came into {path}"
         time.sleep(0.02)
 
 
+@pytest.mark.timeout(1800)
 def test_ctrl_c_saves_and_torchrun_goes_on_and_restarts_a_killed_rank(flags, tmp_path, capsys):
     folder, log = tmp_path / "run", tmp_path / "run" / "log.jsonl"
     run = subprocess.Popen([*COMMAND, *flags], **PIPES)
@@ -50,7 +51,7 @@ def test_ctrl_c_saves_and_torchrun_goes_on_and_restarts_a_killed_rank(flags, tmp
         assert main(flags) == 2, "nobody else can train in the folder"
         assert f"another run is already training in {folder} (process " in capsys.readouterr().err
         run.send_signal(signal.SIGINT)
-        said, errors = run.communicate(timeout=120)
+        said, errors = run.communicate(timeout=600)
     finally:
         run.kill()
     assert run.returncode == 0, errors
@@ -65,7 +66,7 @@ def test_ctrl_c_saves_and_torchrun_goes_on_and_restarts_a_killed_rank(flags, tmp
         os.kill(int((folder / ".lock").read_text().split()[1]), signal.SIGKILL)  # rank 0
         wait_for(log, rf'"resumed_from": \d(.|\n)*"resumed_from": (?!{stopped},)\d')
         (folder / "stop").touch()
-        said, errors = run.communicate(timeout=120)
+        said, errors = run.communicate(timeout=600)
     finally:
         run.terminate()  # torchrun ends its ranks
         run.wait(60)
