@@ -89,10 +89,7 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python pictures/rooms.py
 	$(BIN)/python -m pictures.moving
 
-bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)
-	@$(BIN)/python -c 'import accelerate, megatron.core' 2>/dev/null \
-		|| $(BIN)/python -m pip install --constraint constraints.txt --editable '.[bench]' \
-		|| echo "going on without what can't be installed"
+bench: $(STAMP) ## time launch() and an MLP beside torch's own (a few minutes)
 	$(BIN)/python -m benchmarks.launch
 	$(BIN)/python -m benchmarks.layers
 

@@ -1,181 +1,121 @@
-"""Measure what a layer on p ranks costs, compared with other ways to compute it.
+"""Time a transformer's MLP on p ranks: ours, the same with torch's DTensor, and plain PyTorch in one process.
 
-    python -m benchmarks.layers [mlp attention head] [--ranks 2] [--rounds 20] [--small]
+    python -m benchmarks.layers [--ranks 2] [--rounds 20] [--small]
 
-The costs are CPU time, wall time, bytes and peak memory. The layers are an MLP, causal self-attention, and the LM head
-with its loss, each forward and backward in float32 with one thread per rank. All ways live in the same ranks and take
-turns (`benchmarks.turns`). Before anything is measured, their outputs and gradients are compared with those of plain
-torch.
+The MLP is a column-parallel layer, GELU, and a row-parallel layer, forward and backward in float32. Each rank has one
+thread, and the one process has as many threads as there are ranks. The three live in the same ranks and take turns
+(`benchmarks.turns`). Before that, their outputs and gradients are compared.
 
-CPU time is summed over the ranks and includes gloo's threads. The ratio is that of CPU times, to the first way. `sent`
-is the number of bytes that a rank sends in a ring for its collectives. The peak is the memory that a rank's allocator
-handed out during one step, beyond x, the parameters and the target.
+CPU time is summed over the ranks and includes gloo's threads. Wall time is that of the slowest rank. Both ratios are
+those to our MLP.
 """
 
 import argparse
-import os
-import statistics
+import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from benchmarks import blocks, heads
 from benchmarks.turns import milliseconds, ratio, table, this_machine, turns
-from benchmarks.ways import Problem, Way, gradient
-from tplab import launch, record
-from tplab.runtime import Record
+from tplab import launch, plain
+from tplab.tensor import ParallelMLP
+from tplab.tensor.full_state import load_full_state_dict
 
-Ways = Mapping[str, Callable[[Any], Way]]
-LAYERS: dict[str, tuple[Callable[..., Problem], Ways, dict[str, int]]] = {  # problem, ways, small sizes
-    "mlp": (blocks.mlp, blocks.WAYS, blocks.SMALL),
-    "attention": (blocks.attention, blocks.WAYS, blocks.SMALL),
-    "head": (heads.head, heads.WAYS, heads.SMALL),
-}
+OURS, ALONE = "tplab", "plain PyTorch in one process"
+TOKENS, HIDDEN = 2048, 1024
+SMALL_TOKENS, SMALL_HIDDEN = 256, 128
 
 
 @dataclass
-class Outcome:
-    """What one rank measured for one way."""
+class Times:
+    """What one rank measured for one way, in seconds, with one value per round."""
 
-    cpu: list[float] = field(default_factory=list)  # seconds, one value per round
+    cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
-    sent: int = 0
-    collectives: int = 0
-    peak: int = 0
-    absent: str = ""
 
 
-def measure(make_problem: Callable[[], Problem], ways: Ways, rounds: int) -> tuple[str, dict[str, Outcome]]:
-    """Measure all ways on a rank, in turns. Returns the problem's title, and the outcome for each way.
+def with_tplab(mlp: plain.MLP) -> nn.Module:
+    ours = ParallelMLP(mlp.up.in_features)
+    load_full_state_dict(ours, mlp.state_dict())
+    return ours
 
-    Raises AssertionError before the first turn if a way's output or gradients differ from those of plain torch.
-    """
+
+def with_dtensor(mlp: plain.MLP) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallelize_module(copy.deepcopy(mlp), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+WAYS: dict[str, Callable[[plain.MLP], nn.Module]] = {OURS: with_tplab, "torch DTensor": with_dtensor, ALONE: copy.copy}
+
+
+def both_passes(mlp: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """Run an MLP forward and backward. Returns the output and all gradients, where this rank may have only a shard."""
+    x = x.detach().requires_grad_()
+    leaves = {"x": x, **dict(mlp.named_parameters())}
+    y = mlp(x)
+    found = dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), dy), strict=True))
+    return {"output": y.detach()} | {
+        name: grad.to_local() if isinstance(grad, DTensor) else grad for name, grad in found.items()
+    }
+
+
+def shard(name: str, full: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor that `both_passes` returned for the plain MLP."""
+    dim = {"up.weight": 0, "up.bias": 0, "down.weight": 1}.get(name)
+    return full if dim is None else full.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+def measure(tokens: int, hidden: int, rounds: int) -> dict[str, Times]:
+    """Measure all ways on a rank, in turns. Raises AssertionError if one computes something else than plain PyTorch."""
+    torch.manual_seed(0)
     torch.set_num_threads(1)
-    problem = make_problem()
-    outcomes = {name: Outcome() for name in ways}
-    made: dict[str, Step] = {}
-    for name, way in ways.items():
-        try:
-            made[name] = Step(way(problem), problem)
-        except ImportError as error:
-            outcomes[name].absent = str(error)
-    right = problem.solve()
-    for name, step in made.items():
-        with record() as entered:
-            found = step()
-        _compare(name, found, {what: step.way.cut(what, whole) for what, whole in right.items()})
-        outcomes[name].sent, outcomes[name].collectives = sent_in_a_ring(entered), len(entered)
-    del right, found
-    for name, step in made.items():
-        outcomes[name].peak = peak_bytes(step)
+    mlp, x, dy = plain.MLP(hidden), torch.randn(tokens, hidden), torch.randn(tokens, hidden)
+    made = {name: way(mlp) for name, way in WAYS.items()}
+    right = both_passes(mlp, x, dy)
+    for way in made.keys() - {ALONE}:
+        for name, found in both_passes(made[way], x, dy).items():
+            where, close = f"{way}, {name}: ", 1e-5 * right[name].abs().max().item()
+            torch.testing.assert_close(found, shard(name, right[name]), rtol=1e-4, atol=close, msg=where.__add__)
+    times = {name: Times() for name in made}
     for name in turns(made, rounds):
-        torch.set_num_threads(made[name].way.threads)
+        torch.set_num_threads(dist.get_world_size() if name == ALONE else 1)
         dist.barrier()
         wall, cpu = time.perf_counter(), time.process_time()
-        made[name]()
-        outcomes[name].cpu.append(time.process_time() - cpu)
-        outcomes[name].wall.append(time.perf_counter() - wall)
-        torch.set_num_threads(1)
-    return problem.title, outcomes
+        if name != ALONE or dist.get_rank() == 0:
+            both_passes(made[name], x, dy)
+        times[name].cpu.append(time.process_time() - cpu)
+        times[name].wall.append(time.perf_counter() - wall)
+    return times
 
 
-class Step:
-    """A forward and a backward pass of one way. Calling it returns the output and all gradients."""
-
-    def __init__(self, way: Way, problem: Problem) -> None:
-        self.way = way
-        self.takes_part = dist.get_rank() == 0 or not way.alone
-        self.x = way.cut("x", problem.inputs["x"]).detach().clone().requires_grad_()
-        self.upstream = None if problem.upstream is None else way.cut("output", problem.upstream).clone()
-
-    def __call__(self) -> dict[str, Tensor]:
-        if not self.takes_part:
-            return {}
-        output = self.way.forward(self.x)
-        with self.way.around_backward():
-            output.backward(self.upstream)
-        leaves = {"x": self.x, **self.way.parameters}
-        return {"output": output.detach()} | {name: gradient(leaf) for name, leaf in leaves.items()}
-
-
-def _compare(name: str, found: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    for what, tensor in found.items():
-        one = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        close = 1e-5 * right[what].abs().max().item()
-        where = f"{name}, {what}: "
-        torch.testing.assert_close(one, right[what], rtol=1e-4, atol=close, msg=where.__add__)
-
-
-def sent_in_a_ring(entered: Record) -> int:
-    """Return the bytes that a rank sends for these collectives in a ring, using the formulas of chapter 01."""
-    sent = 0
-    for collective in entered:
-        p = len(collective.group)
-        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[collective.kind]
-        sent += collective.bytes * rounds * (p - 1) // p
-    return sent
-
-
-def peak_bytes(step: Callable[[], object]) -> int:
-    """Return the most bytes that the allocator had handed out during a step, beyond those from before the step."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step()
-    results = profiled.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in results if event.name() == "[memory]")
-    live = peak = 0
-    for _, size in changes:
-        live += size
-        peak = max(peak, live)
-    return peak
-
-
-def report(title: str, results: list[dict[str, Outcome]]) -> str:
-    """Return a table with a row for each way, given the outcomes of all ranks.
-
-    CPU time is summed over the ranks, wall time is that of the slowest rank, and traffic and memory are those of rank
-    0.
-    """
-    names = [name for name, outcome in results[0].items() if not outcome.absent]
-    cpu = {name: [sum(ranks) for ranks in zip(*(r[name].cpu for r in results), strict=True)] for name in names}
-    wall = {name: [max(ranks) for ranks in zip(*(r[name].wall for r in results), strict=True)] for name in names}
-    rows: list[list[object]] = []
-    for name, outcome in results[0].items():
-        if outcome.absent:
-            rows.append([name, "not installed"])
-            continue
-        walls = f"{1000 * min(wall[name]):.0f}, {1000 * statistics.median(wall[name]):.0f}"
-        sent = f"{outcome.sent:,}"
-        compared = ratio(cpu[name], cpu[names[0]])
-        rows.append(
-            [name, milliseconds(cpu[name]), compared, walls, outcome.collectives, sent, f"{outcome.peak / 1e6:.2f}"]
-        )
-    head = ("CPU ms: least, median (quartiles)", "ratio (quartiles)", "wall ms: least, median")
-    return table((title, *head, "collectives", "sent", "MB peak"), rows)
+def report(ranks: list[dict[str, Times]]) -> str:
+    """Return a table with a row for each way, given the times of all ranks."""
+    cpu = {way: [sum(each) for each in zip(*(rank[way].cpu for rank in ranks), strict=True)] for way in ranks[0]}
+    wall = {way: [max(each) for each in zip(*(rank[way].wall for rank in ranks), strict=True)] for way in ranks[0]}
+    rows = [
+        (way, milliseconds(cpu[way]), ratio(cpu[way], cpu[OURS]), milliseconds(wall[way]), ratio(wall[way], wall[OURS]))
+        for way in ranks[0]
+    ]
+    return table(("an MLP", "CPU ms: least, median (quartiles)", "ratio", "wall ms", "ratio"), rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("layers", nargs="*", metavar="layer", help=f"{', '.join(LAYERS)}; all if none is named")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20, help="2 or more")
     parser.add_argument("--small", action="store_true", help="an eighth of each size, to try it out")
     options = parser.parse_args()
-    if unknown := set(options.layers) - set(LAYERS):
-        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(LAYERS)}")
-    os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # keeps the profiler quiet
-    for name in options.layers or LAYERS:
-        problem, ways, small = LAYERS[name]
-        arguments = (partial(problem, **small if options.small else {}), ways, options.rounds)
-        results = launch(measure, options.ranks, args=arguments, backend="gloo", timeout=None)
-        print(f"\np = {options.ranks}, float32, {options.rounds} rounds ({this_machine()})\n")
-        print(report(results[0][0], [outcomes for _, outcomes in results]), flush=True)
+    tokens, hidden = (SMALL_TOKENS, SMALL_HIDDEN) if options.small else (TOKENS, HIDDEN)
+    ranks = launch(measure, options.ranks, args=(tokens, hidden, options.rounds), backend="gloo", timeout=None)
+    print(f"\nAn MLP {hidden}→{4 * hidden}→{hidden} with {tokens:,} tokens on {options.ranks} ranks", end=" ")
+    print(f"({options.rounds} rounds, {this_machine()})\n\n{report(list(ranks))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 Only the attention within a head isn't Megatron-Core's. It's torch's, as in all other ways to compute a step.
 """
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from benchmarks import ways
-from benchmarks.blocks import CausalCore
 from tplab.capstone.model import TrainingHooks
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
@@ -23,6 +23,28 @@ NAMES = {  # ours, and Megatron-Core's
 }  # fmt: skip
 
 
+class CausalCore(nn.Module):
+    """The attention within a head, with Megatron-Core's interface: q, k, v [s, b, n, d] -> [s, b, n d]."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))  # [b, n, s, d]
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2)
+
+
+def start() -> None:
+    """Start Megatron-Core, unless it has started. On a CPU, it asks for the number of the GPU even if it needs none."""
+    warnings.filterwarnings("ignore", module="megatron")  # it warns that Transformer Engine and Apex are missing
+    from megatron.core import parallel_state
+
+    if not torch.cuda.is_available():
+        torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel()
+
+
 class MegatronGPT(nn.Module):
     """A GPT of Megatron-Core's layers on one rank, with the capstone's interface: ids and targets [b, s] -> mean loss.
 
@@ -31,14 +53,17 @@ class MegatronGPT(nn.Module):
 
     def __init__(self, config: GPTConfig, weights: dict[str, Tensor], device: Any = "cpu") -> None:
         super().__init__()
-        ways.start_megatron()
+        start()
         from megatron.core.models.gpt import GPTModel
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+        from megatron.core.transformer import TransformerConfig
 
         layer = get_gpt_layer_local_spec()
         layer.submodules.self_attention.submodules.core_attention = CausalCore
-        options = ways.megatron_config(config.hidden_size, config.num_heads, hidden_dropout=0.0, attention_dropout=0.0)
-        options.num_layers = config.num_layers
+        options = TransformerConfig(
+            num_layers=config.num_layers, hidden_size=config.hidden_size, num_attention_heads=config.num_heads,
+            use_cpu_initialization=True, hidden_dropout=0.0, attention_dropout=0.0,
+        )  # fmt: skip
         self.model = GPTModel(
             options, layer, config.vocab_size, config.seq_length, share_embeddings_and_output_weights=True,
             position_embedding_type="learned_absolute",

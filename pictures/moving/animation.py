@@ -250,7 +250,7 @@ class Movie:
             print(f"wrote pictures/moving/{path.name} ({len(content.encode()) / 1000:.0f} kB)")
 
     def files(self, name: str) -> dict[Path, str]:
-        """Return the picture and its stills. A picture in which nothing moves has no stills."""
+        """Return the picture and its stills, if it has any."""
         stills = {FOLDER / f"{name}_frames.svg": self.frames()} if self.stills else {}
         return {FOLDER / f"{name}.svg": self.svg()} | stills
 

@@ -264,8 +264,11 @@ def _tell(made: Movie, before: int, after: int, joined: bool) -> None:
         7.05: "g adds the terms with an all-reduce, so that both ranks get Z.",
         8.75: "Backward, each rank gets a slice of dY, and scatter collects the slices.",
     }
-    if joined:
-        stills[9.55] = "But gather and scatter undo each other. Each rank already has the slice that B needs."
-        stills[SECONDS] = f"What is left is one all-reduce each way: {after} message bytes instead of {before}."
+    if joined:  # shown without stills
+        made.description = " ".join([
+            *stills.values(), "But gather and scatter undo each other. Each rank already has the slice that B needs.",
+            f"What is left is one all-reduce each way: {after} message bytes instead of {before}.",
+        ])  # fmt: skip
+        return
     for time, said in stills.items():
-        made.frame(time if joined else _apart(time), said, top=TITLES - 14)
+        made.frame(_apart(time), said, top=TITLES - 14)

@@ -14,7 +14,6 @@ same ones with gloo on the CPU, in every CI, so that what a GPU test runs has ru
     plain           the layers in plain torch
     layers          cases: operators, linear, MLP, attention, embedding, losses
     models          cases: a transformer layer, GPTs, dropout, generation, a compiled layer
-    training        cases: gradients over replicas, ZeRO, checkpoints
     implementations backends and devices, and which cases can run on them
     waiting         one rank waits for another
     first_losses    the capstone's

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from tests.gpu import layers, models, training
+from tests.gpu import layers, models
 from tests.gpu.subject import Case, Difference, differences
 from tplab import launch
 
-CASES: dict[str, Case] = {**layers.CASES, **models.CASES, **training.CASES}
+CASES: dict[str, Case] = {**layers.CASES, **models.CASES}
 
 
 @dataclass(frozen=True)

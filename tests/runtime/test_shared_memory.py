@@ -240,17 +240,6 @@ def without_hooks():
     shared_memory._hooked = True
 
 
-def recorded():
-    """What is recorded of an all-reduce, with and without shared memory."""
-    found = []
-    for largest in (LARGEST, 0):
-        share_memory(None, largest)
-        with tplab.record() as section:
-            dist.all_reduce(torch.ones(50, 100))
-        found += [(call.kind, call.group, call.shape, call.dtype, call.bytes, call.op) for call in section]
-    return len(found), len(set(found))
-
-
 def saved_for_backward():
     x = torch.ones(5000, requires_grad=True)
     y = x * 3
@@ -278,7 +267,6 @@ PROGRAMS = {  # of each number of ranks: the program, its arguments, and what it
         "a meter counts the tensors and not the slots": (metered, (), 2 * 9000 * 4),
         "autograd notices as little as with gloo": (saved_for_backward, (), pytest.approx(2 * 3 * torch.e**3)),
         "the limit may change, and 0 ends it": (changed_and_stopped, (), ([1, 0, 0, 1], 16.0)),
-        "the record is that of an ordinary all-reduce": (recorded, (), (2, 1)),
         "it's refused where it would do nothing": (without_hooks, (), None),
         "where there is no such memory, gloo is used": (without_memory, (), [False] * 3),
     },

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -33,29 +32,6 @@ def _in_all_groups(program: Callable, args: tuple) -> None:
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     for group in (alone, own_group(), None):
         program(group, *args)
-
-
-ON_RANKS = [(0, False), (1, False), (2, False), (4, False), (4, True)]
-on_ranks = pytest.mark.parametrize(
-    ("p", "in_groups"), ON_RANKS, ids=["no process group", "1 rank", "2 ranks", "4 ranks", "2 groups"]
-)
-
-
-def results_of(program: Callable, p: int, in_groups: bool, *args: object) -> list[list]:
-    """What program(group, *args) returns on each rank of each group.
-
-    p:          the number of ranks. 0 calls the program in this process, without a process group
-    in_groups:  four ranks are the two groups in GROUPS. Otherwise, all ranks are one group, and `group` is None
-    """
-    if p == 0:
-        return [[program(None, *args)]]
-    results = launch(_on_a_rank, p, args=(program, in_groups, args), timeout=240)
-    assert len(results) == p
-    return [[results[rank] for rank in members] for members in (GROUPS if in_groups else [range(p)])]
-
-
-def _on_a_rank(program: Callable, in_groups: bool, args: tuple) -> object:
-    return program(own_group() if in_groups else None, *args)
 
 
 def refusals(*calls: Callable, kind: type[Exception] = ValueError) -> list[str]:

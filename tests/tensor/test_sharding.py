@@ -13,13 +13,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.reference import cut, random
-from tests.tensor.on_ranks import GROUPS, own_group, refusals
+from tests.tensor.on_ranks import GROUPS, own_group
 from tplab import launch
 from tplab.tensor.sharding import (
     Block,
     ShardedModule,
     Sharding,
-    check_group,
     divide,
     shard,
     shard_range,
@@ -127,13 +126,6 @@ def _ranks_in_groups():
     own_layer.weight.tensor_parallel = Sharding(0)
     others = [shard_ranks(other.weight) for other in (Half(), Half(alone), own_layer, nn.Linear(2, 2))]
     assert others == [(0, 1, 2, 3), (dist.get_rank(),), None, None]  # unknown without a group, none if replicated
-    check_group("weight", Half(group).weight, group)
-    without, wrong = refusals(
-        lambda: check_group("weight", Half(group).weight, None), lambda: check_group("weight", Half().weight, group)
-    )
-    held = f"weight [2, 6] has its shards on ranks {own}, but group=None means ranks [0, 1, 2, 3]. Pass"
-    assert without.startswith(held)
-    assert f"on ranks [0, 1, 2, 3], but the given group means ranks {own}" in wrong
 
 
 def test_a_sharded_parameter_knows_the_ranks_that_have_its_shards():
