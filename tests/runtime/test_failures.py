@@ -157,6 +157,16 @@ def test_a_rank_that_hangs_in_python_is_named_with_its_line_when_time_is_up() ->
     assert f"rank 1: runs Python at {__file__} line {line_of(program, 2)} in program" in str(error)
 
 
+def test_an_endless_loop_ends_when_time_is_up() -> None:
+    def program() -> None:
+        while True:
+            pass
+
+    error = fails(program, timeout=1)
+    assert not isinstance(error, tplab.Deadlock)
+    assert error.cause_type == "timeout"
+
+
 # Collectives that differ
 
 
