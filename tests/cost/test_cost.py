@@ -15,10 +15,10 @@ from tplab.cost import collective as cost
 from tplab.cost.flops import hardware_flops, layer_scores, model_flops
 from tplab.cost.layer import Pass, efficiency, layer_time, overlap_saving
 from tplab.cost.machines import MACHINES, Machine
-from tplab.cost.step import Program, StepTime, achieved, output_time, step_time, throughput
+from tplab.cost.step import Program, StepTime, output_time, step_time
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
-from tplab.memory.memory_bill import Layout, rank_parameters
+from tplab.memory.memory_bill import Layout
 from tplab.pipeline.schedule_order import bubble, simulate
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b
 
@@ -146,31 +146,6 @@ def test_flash_attention_computes_half_of_the_scores_and_keeps_them_out_of_memor
     assert whole.backward.elementwise - flash.backward.elementwise == pytest.approx(19 * 4 * 20 * T / 3e5)
 
 
-def test_recomputation_repeats_the_scores_or_the_whole_forward_pass():
-    nothing, attention, layers = (
-        layer_time(SMALL, PLAIN, micro_batch=3, tp=2, recompute=what) for what in ("nothing", "attention", "layers")
-    )
-    assert layers.recompute == nothing.forward
-    assert parts(attention.recompute) == pytest.approx((T * 4 * 20 * 24 / 2 / 3.5e6, 13 * 4 * 20 * T / 2 / 3e5, 0, 0))
-    assert nothing.forward == attention.forward == layers.forward
-    assert nothing.backward == attention.backward == layers.backward
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_sequence_parallelism_cuts_what_is_whole_and_gathers_the_inputs_again_beside_a_product(overlap):
-    cut = layer_time(SMALL, PLAIN, micro_batch=3, tp=4, sequence_parallel=True, overlap=overlap)
-    whole = layer_time(SMALL, PLAIN, micro_batch=3, tp=4)
-    assert whole.forward.elementwise - cut.forward.elementwise == pytest.approx(T * 24 * 22 * 3 / 4 / 3e5)
-    assert whole.backward.elementwise - cut.backward.elementwise == pytest.approx(T * 24 * 34 * 3 / 4 / 3e5)
-    gather = 3 * (0.0157 + 1.3e-6 * 2 * T * 24 / 4)
-    assert cut.forward.communication == pytest.approx(whole.forward.communication)
-    assert cut.backward.communication == pytest.approx(whole.backward.communication + 2 * gather)
-    assert cut.forward.hidden == 0
-    qkv, up = (T * 2 * 24 * width / 4 / 3.5e6 for width in (3 * 24, 96))
-    again = min(gather, qkv) + min(gather, up)
-    assert cut.backward.hidden == pytest.approx(again * (2 if overlap else 1))
-
-
 def test_the_overlap_hides_the_shorter_of_all_reduce_and_weight_gradient_of_each_column_weight():
     message = 2 * 1 * (0.0157 + 1.3e-6 * 2 * T * 24 / 2)
     qkv, up = (T * 2 * 24 * width / 2 / 3.5e6 for width in (3 * 24, 96))
@@ -248,21 +223,6 @@ def test_gradients_are_summed_over_replicas_by_the_link_that_they_lie_across():
     assert sharded.data_parallel == across.data_parallel
 
 
-def test_replicas_lie_beyond_the_stages_of_a_pipeline():
-    config, layout = even(2, 4, tp=2, dp=2)  # two nodes of four, a replica in each
-    parameters = max(rank_parameters(config, layout, stage) for stage in range(2))
-    time = step_time(config, layout, PLAIN)
-    assert time.data_parallel == pytest.approx(2 * (0.17 + 2.9e-5 * 2 * parameters / 2))
-
-
-def test_the_stage_with_most_parameters_counts_be_it_the_first_or_the_last():
-    for positions in (True, False):
-        config = dataclasses.replace(SMALL, learned_positions=positions, tied_embedding=False)
-        first, last = (rank_parameters(config, Layout(pp=2), stage) for stage in range(2))
-        assert (first > last) == positions
-        assert step_time(config, Layout(pp=2), PLAIN).optimizer == pytest.approx(28 * max(first, last) / 3e5)
-
-
 def test_stages_send_each_micro_batch_there_and_back():
     size = 2 * T * 24
     config, layout = even(2, 4, micro_batch=3)
@@ -286,17 +246,6 @@ def test_tensor_parallel_communication_counts_layers_embedding_and_output():
     hidden = step_time(SMALL, Layout(tp=2, micro_batch=3, micro_batches=5), PLAIN)
     saved = sum(pair.hidden for pair in overlap_saving(SMALL, PLAIN, micro_batch=3, tp=2))
     assert hidden.tensor_parallel == pytest.approx(time.tensor_parallel - 5 * 6 * saved)
-
-
-def test_throughput_is_flops_over_seconds_and_gpus():
-    layout = Layout(tp=2, pp=2, dp=2, micro_batch=3, micro_batches=4, recompute="layers")
-    seconds = step_time(SMALL, layout, PLAIN).total
-    reached = throughput(SMALL, layout, PLAIN)
-    assert reached == achieved(SMALL, layout, PLAIN, seconds)
-    assert reached.seconds == seconds
-    assert reached.hardware == pytest.approx(hardware_flops(SMALL, 24, "layers") / 8 / seconds)
-    assert reached.mfu == pytest.approx(model_flops(SMALL, 24) / 8 / seconds / 7e6)
-    assert reached.hfu / reached.mfu == pytest.approx(hardware_flops(SMALL, 1, "layers") / model_flops(SMALL, 1))
 
 
 def test_the_limit_is_the_largest_part_beside_the_products():
