@@ -288,7 +288,7 @@ viz.curves(
 )
 
 # %% [markdown]
-# Do you see three curves, or just one? The lower chart shows by how little the losses differ, and the table below has the final losses. (On a laptop, training with four ranks is slow, so we stop that run after 100 steps.)
+# Do you see three curves or just one? The lower chart shows how little the losses differ, and the table below lists the final losses. (On a laptop, training with four ranks is slow, so we stop that run after 100 steps.)
 
 # %%
 viz.table(

@@ -422,7 +422,7 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
 
 # %% [markdown]
-# The two curves lie on top of each other, and the chart below them shows by how little they differ.
+# The two curves lie on top of each other, and the chart below them shows how little they differ.
 #
 # ## Fewer keys than ranks
 #

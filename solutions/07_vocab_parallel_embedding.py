@@ -489,7 +489,7 @@ viz.curves({"plain PyTorch": plain_losses} | {f"your model, p = {p}": run["losse
            title=f"{STEPS} steps with {VOCAB} tokens")  # fmt: skip
 
 # %% [markdown]
-# The four curves lie on top of each other, and the chart below them shows by how little they differ. A tied table doesn't need any extra communication. The embedding and the output layer both contribute to the gradient of a row, but the rank that holds this row computes both contributions.
+# The four curves lie on top of each other, and the chart below them shows how little they differ. A tied table doesn't need any extra communication. The embedding and the output layer both contribute to the gradient of a row, but the rank that holds this row computes both contributions.
 #
 # ## Break it
 #

@@ -538,7 +538,7 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your GPT, p = 2": losses}, title="a GPT on two ranks")
 
 # %% [markdown]
-# The two curves lie on top of each other, and the chart below them shows by how little they differ. Yet neither process ever had the full model.
+# The two curves lie on top of each other, and the chart below them shows how little they differ. Yet neither process ever had the full model.
 #
 # ## Which token?
 #

@@ -380,7 +380,7 @@ def best_order(sizes, sent, gpus_per_node):
 check("14.3", bytes_per_axis, best_order)
 
 # %% [markdown]
-# Let's see how your function seats the ranks of four training runs. Each frame is a machine. Along each axis, ranks with the same letter form a group, and the groups of the rank you choose are in color.
+# Let's see how your function seats the ranks of four training runs. Each dashed box is a machine. Along each axis, ranks with the same letter form a group. The groups that contain the rank you choose are in color.
 
 # %%
 RUNS = {  # name: config, sizes, tokens
@@ -595,7 +595,7 @@ viz.curves(
 )
 
 # %% [markdown]
-# All the losses agree, and the lower chart shows by how little they differ. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
+# All the losses agree, and the lower chart shows how little they differ. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
 #
 # ## Break it: change the order of the axes
 #

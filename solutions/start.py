@@ -48,13 +48,13 @@ A = torch.tensor([[1.0, 2, 0, 1], [0, 1, 1, 0], [2, 0, 1, 1], [1, 1, 0, 2]])
 viz.product(X, A, kind="row", p=2)
 
 # %% [markdown]
-# Here are the two ranks' results in numbers, next to the correct product.
+# Here are the two ranks' results as numbers, next to the correct $Y$.
 
 # %%
 viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "X @ A": X @ A})
 
 # %% [markdown]
-# Both results have the full shape of $Y$, but neither is correct. Only their sum is, and each rank has only one of the two terms. How can both ranks get all of $Y$?
+# Both results have the full shape of $Y$, but neither is correct. Their sum is, but each rank has just one of the two terms. How can both ranks get all of $Y$?
 
 # %% [markdown] task="S.1" title="A matmul split by rows" difficulty=1 minutes=4
 # On every rank, your function receives that rank's columns of $X$ and rows of $A$. It should return the full $Y$ on **every** rank, and send no more than it has to. Three lines are enough.

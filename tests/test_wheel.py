@@ -124,4 +124,4 @@ def test_the_hosted_start_page_runs_where_only_the_wheel_is_installed(installed)
     outputs = {cell.id: str(cell.get("outputs")) for cell in nbformat.read(page, as_version=4).cells}
     assert "Exercise S.1 passed" in outputs["check-S-1"]
     assert "Exercise S.2 passed" in outputs["check-S-2"]
-    assert "gloo" in outputs["devices"] or "nccl" in outputs["devices"]
+    assert "'gloo', 2.0" in outputs["devices"] or "'nccl', 2.0" in outputs["devices"]

@@ -18,7 +18,7 @@ def curves(
     The curves may have different lengths. A difference ends where the shorter curve ends.
     """
     lines = {name: [float(value) for value in values] for name, values in losses.items()}
-    apart = differences(lines)
+    apart = _differences(lines)
     largest = max((abs(value) for values in apart.values() for value in values), default=0.0)
     every = [value for values in lines.values() for value in values]
     two_charts = bool(apart) and largest <= COINCIDE * (max(every) - min(every))
@@ -29,7 +29,7 @@ def curves(
             picture.caption = caption
             axes, below = picture.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.4, 1]})
             axes.set_title(title or "")
-            draw_differences(below, apart, largest)
+            _draw_differences(below, apart, largest)
         else:
             picture, axes = chart(WIDTH * 0.85, 2.9, caption, title)
             below = axes
@@ -50,7 +50,7 @@ def curves(
     return picture
 
 
-def differences(lines: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+def _differences(lines: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return how each curve differs from the first one, for the steps that both have."""
     first = next(iter(lines.values()), ())
     return {
@@ -59,7 +59,7 @@ def differences(lines: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     }
 
 
-def draw_differences(axes: Axes, apart: Mapping[str, Sequence[float]], largest: float) -> None:
+def _draw_differences(axes: Axes, apart: Mapping[str, Sequence[float]], largest: float) -> None:
     axes.axhline(0, color=FAINT, linewidth=0.8)
     for index, values in enumerate(apart.values(), start=1):
         axes.plot(

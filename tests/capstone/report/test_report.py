@@ -111,7 +111,7 @@ def test_a_run_on_one_rank_is_not_called_split(mine: tuple[str, ...], says: str,
     log.add(start_row(settings, answers=answers(*mine)), step_row(settings, 1, 5.0))
     text = words(tmp_path)
     assert f"This model isn't split over ranks. {says}" in text
-    assert "one color per rank" not in text
+    assert "Each rank has its own color" not in text
 
 
 def test_a_log_of_every_tenth_step_tells_the_whole_run(tmp_path: Path):

@@ -98,15 +98,15 @@ def loss(run: Run) -> Iterator[str]:
     points = _losses(run)
     says = f"The loss falls from {points[0][1]:.2f} to {points[-1][1]:.2f} nats per token."
     if run.evaluations:
-        says += f" On text that the model wasn't trained on, it's {run.evaluations[-1][1]:.2f}."
+        says += f" On held-out text, the loss is {run.evaluations[-1][1]:.2f}."
     lines, here = {_ranks(run): points}, run.settings
     alone = dict(enumerate(run.measured.get("alone", []), 1))
     if (shared := [step for step, _ in points if step in alone]) and run.ranks > 1:
         lines["one rank"] = list(alone.items())
         largest = apart([run.steps[step]["loss"] for step in shared], [alone[step] for step in shared])
-        says += f" A single rank was trained in the same way for {count(len(alone), 'step')}. "
+        says += f" For comparison, the same model was trained on a single rank for {count(len(alone), 'step')}. "
         if largest <= ROUNDING[here.precision]:
-            says += f"The losses agree: they differ by at most {small(largest)}, which is rounding."
+            says += f"The losses agree: they differ by at most {small(largest)}, which is rounding error."
         elif here.dropout:
             says += f"The losses differ by at most {small(largest)}, because the ranks draw different dropout masks."
         else:
@@ -133,8 +133,8 @@ def split(run: Run) -> Iterator[str]:
     last = [norm, block("logits", "logits forward", "logits backward"), block("loss", "loss forward")]
     if settings.tp > 1:
         yield html.paragraph(
-            "There's one color per rank. Gray blocks are the same on every rank. The bytes are those of a rank's "
-            "messages for one micro-batch."
+            "Each rank has its own color, and gray blocks are identical on every rank. The byte counts are for the "
+            "messages of one rank per micro-batch."
         )
     yield html.split(first, layer, settings.num_layers, last, settings.tp)
 
@@ -164,11 +164,11 @@ def plan(run: Run) -> Iterator[str]:
     seconds, memory = sum(made["seconds"].values()), sum(made["memory"].values())
     ratio, sent = run.step_seconds / seconds, max(run.recent[-1]["sent"])
     says = (
-        "Before the run, its ranks timed the kernels of one layer. The formulas of chapters 00 and 11 did the rest. A "
-        f"step took {ratio:.2f} times as long as predicted."
+        "Before the run, the ranks timed the kernels of one layer. From these times, the formulas of chapters 00 and "
+        f"11 predict the time of a step. A step actually took {ratio:.2f} times as long as predicted."
     )
     if not 1 - NEAR <= ratio <= 1 + NEAR:
-        says += " That's far off. Maybe something else used the machine, then or during the run."
+        says += " That's far off. Something else may have used the machine, either during the timing or during the run."
     if sent:
         more = sent - made["sent"]
         says += f" Each rank sent {sent:,} bytes per step, "
@@ -208,8 +208,8 @@ def _scaling(run: Run, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
     ratio = median(turns[-1]["rounds"]) / median(turns[0]["rounds"])
     says = f"A step on {all_of_them} takes {ratio:.2f} times as long as on {few}."
     if ratio > 1 and run.device == "cpu":
-        says += " The ranks share a processor and its memory, so there's little to gain from splitting a model that "
-        says += "fits anyway. It pays if a model is too large or too slow for one device."
+        says += " Here, the ranks share a processor and its memory, so there's little to gain from splitting a model "
+        says += "that fits on one rank. Splitting pays off if a model is too large or too slow for one device."
     if len(turns) > 1:
         yield html.paragraph(says)
 

@@ -15,13 +15,22 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 INSTALL_TEXT = """# A first taste, without installing anything
 
-This notebook is the first page of tplab, a course in which you write tensor parallelism yourself. It runs on Kaggle and on Colab. (On Kaggle, switch on the internet in the notebook's settings first. If you choose two T4 GPUs, your processes run on both of them.)
+This notebook is the first page of tplab, a course in which you write tensor parallelism yourself. It needs no GPU. (On Kaggle, switch on the internet in the notebook's settings first. If you choose the two T4 GPUs there, the second cell below uses both of them.)
 
 Run this cell first. It installs the course, which may take a few minutes if it has to download a newer PyTorch."""  # noqa: E501
 INSTALL = '%pip install --quiet "tplab @ {wheel}"'
 LIBRARY = "## Your library so far"  # from here on, the page needs a notebook that's saved where the kernel can read it
-DEVICES_TEXT = "Where do your two ranks run? If this machine has two GPUs, each rank has one of them and sends with NCCL. Otherwise, both ranks share the CPU and send with gloo. Everything on this page works either way."  # noqa: E501
-DEVICES = "list(launch(lambda: (str(device()), dist.get_backend()), 2))"
+DEVICES_TEXT = "Does this machine have two GPUs? Then each of the two processes in this cell gets a GPU of its own, and they communicate with NCCL. Otherwise, they share the CPU and communicate with gloo. The rest of this page uses the CPU, unless the machine has eight GPUs."  # noqa: E501
+DEVICES = """from tplab.runtime.devices import backend_for
+
+
+def sum_on_devices():
+    x = torch.ones(1, device=device())
+    dist.all_reduce(x)
+    return str(device()), dist.get_backend(), x.item()
+
+
+list(launch(sum_on_devices, 2, backend=backend_for(2)))"""
 END = "The other chapters build a whole transformer this way, and in the last one, you train a GPT with your own code. To work through them, install the course on your own machine: [how to start]({home})."  # noqa: E501
 
 
