@@ -208,7 +208,7 @@ class RowParallelLinear(nn.Module):
 check("4.2", RowParallelLinear)
 
 # %% [markdown]
-# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs its forward pass (in blue) and its backward pass (in red). Then the row-parallel layer does the same. (Here, the row-parallel layer's input is called Y, its weight is B, and its output is Z.)
+# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs its forward pass (in black) and its backward pass (in red). Then the row-parallel layer does the same. (Here, the row-parallel layer's input is called Y, its weight is B, and its output is Z.)
 #
 # ![In a column-parallel layer, an all-gather collects the output in the forward pass, and f all-reduces the input's gradient in the backward pass. In a row-parallel layer, g all-reduces the output in the forward pass, and an all-gather collects the input's gradient in the backward pass.](pictures/layers.svg)
 #

@@ -138,7 +138,7 @@ play(schedule(4, 8))
 # %% [markdown]
 # You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 as DAPPLE and as PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows recordings of GPipe and 1F1B on real ranks. Each machine stands for a rank, and each parcel stands for a micro-batch, which is blue in the forward pass and red in the backward pass.
 #
-# ![An animation of two pipelines, with GPipe above and 1F1B below. Each pipeline has four machines, which stand for ranks, and six parcels, which stand for micro-batches. Blue parcels move to the right, and each machine puts a copy of the parcel on its shelf. In GPipe, all six parcels pile up on every machine's shelf before the first red parcel moves back to the left. In 1F1B, the last machine sends each parcel back as soon as it arrives, so the shelves of the four machines never hold more than four, three, two, and one parcels. Both pipelines finish at the same time.](pictures/parcels.svg)
+# ![An animation of two pipelines, with GPipe above and 1F1B below. Each pipeline has four machines, which stand for ranks, and six parcels, which stand for micro-batches. Black parcels move to the right, and each machine puts a copy of the parcel on its shelf. In GPipe, all six parcels pile up on every machine's shelf before the first red parcel moves back to the left. In 1F1B, the last machine sends each parcel back as soon as it arrives, so the shelves of the four machines never hold more than four, three, two, and one parcels. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #

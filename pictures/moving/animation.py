@@ -18,7 +18,7 @@ from matplotlib.colors import to_hex, to_rgb
 from tplab.viz.colors import FAINT, INK, rank_color, tint
 
 FOLDER = Path(__file__).parent
-FORWARD, BACKWARD = "#0B5FA5", "#B3261E"  # values and arrows; rank colors never mean a direction
+FORWARD, BACKWARD = INK, "#B3261E"  # values and arrows; rank colors never mean a direction
 SIZE, SMALL = 15, 13  # font sizes in pixels; pictures may be shown somewhat smaller than they are
 WIDTH = 760
 LOOPS = 2

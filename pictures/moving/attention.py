@@ -79,7 +79,7 @@ def _tile(columns: float, name: str, color: str, fill: str, dashed: bool = False
 def _lane(made: Movie, rank: int) -> None:
     y = LANES.top(rank)
     made.lane(rank, LANES)
-    for row, color in ((FORWARD_ROW, "#9DB8D0"), (BACKWARD_ROW, "#DDB0AC")):
+    for row, color in ((FORWARD_ROW, "#B4B4B4"), (BACKWARD_ROW, "#DDB0AC")):
         made.draw(line(X, y + row, Z + 50, y + row, color))
     for left, name in ((WEIGHT, "Wqkv"), (OUT, "Wo")):
         made.draw(box(left, y + 26, 62, 112, "#FFFFFF", rank_color(rank), 2))

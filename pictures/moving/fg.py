@@ -15,9 +15,9 @@ from tplab.viz.colors import FAINT, INK, rank_color
 W, A, RATE = 2.0, (3.0, -5.0), 0.05
 RANKS = (0, 1)
 
-# The columns of the picture, from left to right: boxes and bars, and between them places for a blue and a red number
+# The columns of the picture, from left to right: boxes and bars, and between them a place for a value and its gradient
 BELOW, F, SHARD, G, LOSS = (22, 118), (214, 246), (342, 462), (558, 590), (686, 740)  # left and right ends
-BLUES, REDS = (142, 270, 486, 614), (190, 318, 534, 662)  # between two neighbors of these
+THERE, BACK = (142, 270, 486, 614), (190, 318, 534, 662)  # between two neighbors of these
 LANE, WIRE = 94, 56  # the height of a rank's lane, and of the wire in it
 TOP, SECOND = 66, 350  # the top of the first lane, in the upper and in the lower network
 HEIGHT = 560
@@ -108,12 +108,12 @@ def _forward(made: Movie, top: float, results: list[dict]) -> None:
     for rank in RANKS:
         y, found = _wire(top, rank), results[rank]
         x, partial, z = (dot(number(found[name]), FORWARD) for name in ("x", "partial", "z"))
-        made.piece(x, BELOW[1] - 16, y).show(0.2).move(0.4, 0.9, BLUES[0])
-        made.piece(x, BLUES[0], y).show(0.9).move(1.0, 1.6, BLUES[1])
-        made.piece(x, BLUES[1], y).show(1.9).move(2.0, 2.5, sum(SHARD) / 2).hide(2.4)
-        made.piece(partial, sum(SHARD) / 2, y).show(2.6).move(2.7, 3.2, BLUES[2])
-        made.piece(partial, BLUES[2], y).show(3.4).move(3.5, 3.9, sum(G) / 2).hide(3.9)
-        made.piece(z, sum(G) / 2, y).show(4.2).move(4.4, 4.9, BLUES[3])
+        made.piece(x, BELOW[1] - 16, y).show(0.2).move(0.4, 0.9, THERE[0])
+        made.piece(x, THERE[0], y).show(0.9).move(1.0, 1.6, THERE[1])
+        made.piece(x, THERE[1], y).show(1.9).move(2.0, 2.5, sum(SHARD) / 2).hide(2.4)
+        made.piece(partial, sum(SHARD) / 2, y).show(2.6).move(2.7, 3.2, THERE[2])
+        made.piece(partial, THERE[2], y).show(3.4).move(3.5, 3.9, sum(G) / 2).hide(3.9)
+        made.piece(z, sum(G) / 2, y).show(4.2).move(4.4, 4.9, THERE[3])
     _message(made, top, G, FORWARD, 3.9)
     _label(made, F, top - 10, "forward: no message", FORWARD, 1.3)
     _label(made, G, top - 10, f"forward: all-reduce, {_sum(results, 'partial', 'z')}", FORWARD, 3.9)
@@ -123,12 +123,12 @@ def _backward(made: Movie, top: float, results: list[dict]) -> None:
     for rank in RANKS:
         y, found = _wire(top, rank), results[rank]
         dz, dpartial, dcopied, dx = (dot(number(found[name]), BACKWARD) for name in ("dz", "dpartial", "dcopied", "dx"))
-        made.piece(dz, LOSS[0] + 16, y).show(5.1).move(5.2, 5.5, REDS[3])
-        made.piece(dpartial, REDS[3], y).show(5.6).move(5.7, 6.2, REDS[2])
-        made.piece(dpartial, REDS[2], y).show(6.4).move(6.5, 6.8, sum(SHARD) / 2).hide(6.8)
-        made.piece(dcopied, sum(SHARD) / 2, y).show(6.9).move(7.0, 7.3, REDS[1])
-        made.piece(dcopied, REDS[1], y).show(7.5).move(7.6, 7.9, sum(F) / 2).hide(7.9)
-        made.piece(dx, sum(F) / 2, y).show(8.1).move(8.2, 8.5, REDS[0])
+        made.piece(dz, LOSS[0] + 16, y).show(5.1).move(5.2, 5.5, BACK[3])
+        made.piece(dpartial, BACK[3], y).show(5.6).move(5.7, 6.2, BACK[2])
+        made.piece(dpartial, BACK[2], y).show(6.4).move(6.5, 6.8, sum(SHARD) / 2).hide(6.8)
+        made.piece(dcopied, sum(SHARD) / 2, y).show(6.9).move(7.0, 7.3, BACK[1])
+        made.piece(dcopied, BACK[1], y).show(7.5).move(7.6, 7.9, sum(F) / 2).hide(7.9)
+        made.piece(dx, sum(F) / 2, y).show(8.1).move(8.2, 8.5, BACK[0])
         made.piece(_layer_below(found["w"], y)).show(8.4)
     bottom = top + 2 * LANE + 8 + 22
     _message(made, top, F, BACKWARD, 7.9)
@@ -151,9 +151,9 @@ def _without_f(made: Movie, results: list[dict]) -> None:
     drawn = _network(SECOND, with_f=False)
     for rank in RANKS:
         y, found = _wire(SECOND, rank), results[rank]
-        blue = (found["x"], found["x"], found["partial"], found["z"])
-        red = (None, None, found["dpartial"], found["dz"])
-        for places, values, color in ((BLUES, blue, FORWARD), (REDS, red, BACKWARD)):
+        there = (found["x"], found["x"], found["partial"], found["z"])
+        back = (None, None, found["dpartial"], found["dz"])
+        for places, values, color in ((THERE, there, FORWARD), (BACK, back, BACKWARD)):
             for x, value in zip(places, values, strict=True):
                 if value is not None:
                     drawn.append(f'<g transform="translate({x},{y})">{dot(number(value), color)}</g>')
@@ -161,8 +161,8 @@ def _without_f(made: Movie, results: list[dict]) -> None:
     for rank in RANKS:
         y, found = _wire(SECOND, rank), results[rank]
         dcopied, dx = (dot(number(found[name]), BACKWARD) for name in ("dcopied", "dx"))
-        made.piece(dcopied, sum(SHARD) / 2, y).show(9.1).move(9.2, 9.6, REDS[1])
-        made.piece(dx, REDS[1], y).show(9.6).move(9.7, 10.3, REDS[0])
+        made.piece(dcopied, sum(SHARD) / 2, y).show(9.1).move(9.2, 9.6, BACK[1])
+        made.piece(dx, BACK[1], y).show(9.6).move(9.7, 10.3, BACK[0])
         made.piece(_layer_below(found["w"], y)).fade(10.4, 1, 0.5)
 
 

@@ -37,7 +37,7 @@ JOINED, APART = (0, 2.9, 5.4, 7.1, 9), (0, 3, 6, 9, SECONDS)
 
 UNIT = 8  # pixels per element
 HEIGHT, TITLES, LANES = 430, 54, Lanes(90, 124, 8)  # TITLES: the baseline of the layers' names
-BLUE_ROW, RED_ROW = 50, 96  # below the top of a lane: where tiles travel forward and backward
+FORWARD_ROW, BACKWARD_ROW = 50, 96  # below the top of a lane: where tiles travel forward and backward
 BAR = 22  # the width of f, gather, scatter and g
 
 # The left ends of everything in a lane, from left to right. The row-parallel layer mirrors the column-parallel one
@@ -161,14 +161,16 @@ def _lanes(made: Movie) -> None:
 
 def _wires(made: Movie, rank: int, left: float, right: float) -> Piece:
     """Draw the two wires of a lane, an upper one for the way forward and a lower one for the way back."""
-    blue, red = LANES.top(rank) + BLUE_ROW, LANES.top(rank) + RED_ROW
-    return made.piece(line(left, blue, right, blue, "#9DB8D0") + line(left, red, right, red, "#DDB0AC")).fade(0, 1)
+    upper, lower = LANES.top(rank) + FORWARD_ROW, LANES.top(rank) + BACKWARD_ROW
+    return made.piece(line(left, upper, right, upper, "#B4B4B4") + line(left, lower, right, lower, "#DDB0AC")).fade(
+        0, 1
+    )
 
 
 def _tile(rank: int, name: str) -> tuple[float, float, str]:
     """Draw an activation or gradient with TOKENS rows, and return its width, its middle's y, and what was drawn."""
     backward, tensor, own = name.startswith("d"), name.strip("d#"), name.endswith("#")
-    color, row = (BACKWARD, RED_ROW) if backward else (FORWARD, BLUE_ROW)
+    color, row = (BACKWARD, BACKWARD_ROW) if backward else (FORWARD, FORWARD_ROW)
     width = UNIT * (HIDDEN if tensor != "Y" else INNER // 2 if own else INNER)
     drawn = box(0, -16, width, 32, rank_tint(rank) if own else NOBODY, color, 2.5, 3, dashed=own and tensor != "Y")
     said = name.replace("#", "₀₁"[rank])

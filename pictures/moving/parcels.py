@@ -97,7 +97,7 @@ def _shelf(made: Movie, top: float, rank: int, row: list[Span], full: int) -> No
             continue
         taken[k] = slot = min(set(range(M)) - set(taken.values()))
         end = next(s.end for s in row if s.action.kind == "B" and s.action.micro_batch == k)
-        copy = box(0, -SLOT, MACHINE - 36, SLOT - 2, "#E3ECF5", FORWARD, 1, radius=2)
+        copy = box(0, -SLOT, MACHINE - 36, SLOT - 2, "#EAEAEA", FORWARD, 1, radius=2)
         copy += text(MACHINE / 2 - 18, -5, f"{k}", size=SMALL, anchor="middle")
         made.piece(copy, x + 18, y - SLOT * slot).fade(_time(span.start), 1, 0.1).fade(_time(end), 0, 0.1)
     said = text(x + MACHINE / 2, y + 20, f"at most {full}", size=SMALL, anchor="middle", bold=True)
