@@ -20,7 +20,8 @@ from tplab.course import check, predict, symptoms
 
 # %%
 X = torch.tensor([[1, 2, 3, 4], [0, 1, 0, -1]]).float()  # [2, 4]
-A = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]]).float()  # [4, 4]
+# [4, 4]
+A = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]]).float()
 X @ A  # what we want
 
 # %% [markdown]
@@ -61,7 +62,12 @@ viz.matrices({"rank 0": top, "rank 1": bottom, "sum": top + bottom, "X A": X @ A
 # Change $p$ below and watch the shapes. Which split makes each rank's result smaller as $p$ grows?
 
 # %% tags=["explore"]
-viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
+viz.explore(
+    lambda p, kind: viz.product(X, A, kind=kind, p=p),
+    p=(1, 2, 4),
+    kind=["column", "row"],
+    start={"p": 2},
+)
 
 # %% [markdown]
 # **Predict.** $X$ has the shape `[512, 1024]`, $A$ has the shape `[1024, 4096]`, and both are in float32. How many MiB of
@@ -91,7 +97,9 @@ def shard(tensor: torch.Tensor, dim: int, rank: int, world_size: int) -> torch.T
     ### BEGIN SOLUTION
     size = tensor.shape[dim]
     if size % world_size:
-        raise ValueError(f"dimension {dim} has size {size}, which can't be divided evenly by {world_size} ranks")
+        raise ValueError(
+            f"dimension {dim} has size {size}, which can't be divided evenly by {world_size} ranks"
+        )
     length = size // world_size
     part = tensor.narrow(dim, rank * length, length)  # [.., n/p, ..], a view
     return part.clone(memory_format=torch.contiguous_format)
@@ -146,7 +154,12 @@ def choose_splits(hidden: int, out: int) -> tuple[str, str]:
     ### END SOLUTION
 
 
-def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, splits: tuple[str, str]) -> torch.Tensor:
+def two_matmuls(
+    x: torch.Tensor,
+    a_shard: torch.Tensor,
+    b_shard: torch.Tensor,
+    splits: tuple[str, str],
+) -> torch.Tensor:
     """Return Z = (X A) B [.., out] on every rank.
 
     x [.., in]: the full X; a_shard and b_shard: this rank's shards of A [in, hidden] and B [hidden, out];
@@ -155,11 +168,13 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
     ### BEGIN SOLUTION
     y = x @ a_shard  # [.., hidden/p]: A is always split by columns
     if splits == ("column", "row"):
-        z = y @ b_shard  # [.., out], partial: these columns of y meet exactly these rows of B
+        # [.., out], partial: these columns of y meet exactly these rows of B
+        z = y @ b_shard
         dist.all_reduce(z)
         return z
 
-    def gathered(columns: torch.Tensor) -> torch.Tensor:  # [.., n] on each rank -> [.., p n] on every rank
+    def gathered(columns: torch.Tensor) -> torch.Tensor:
+        # [.., n] on each rank -> [.., p n] on every rank
         parts = [torch.empty_like(columns) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, columns)
         return torch.cat(parts, dim=-1)
@@ -189,7 +204,10 @@ check("2.2", choose_splits, two_matmuls)
 def measured(x, a, b, splits):
     dims = {"column": 1, "row": 0}
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    a_shard, b_shard = (shard(m, dims[split], rank, world_size) for m, split in zip((a, b), splits, strict=True))
+    a_shard, b_shard = (
+        shard(m, dims[split], rank, world_size)
+        for m, split in zip((a, b), splits, strict=True)
+    )
     two_matmuls(x.to(device()), a_shard.to(device()), b_shard.to(device()), splits)
 
 
@@ -198,7 +216,9 @@ for hidden in (64, 4):
     x, a, b = torch.randn(8, 16), torch.randn(16, hidden), torch.randn(hidden, 16)
     for p in (2, 4):
         splits = choose_splits(hidden, 16)
-        for collective, (calls, size) in launch(measured, p, args=(x, a, b, splits)).record.totals().items():
+        for collective, (calls, size) in (
+            launch(measured, p, args=(x, a, b, splits)).record.totals().items()
+        ):
             ring = (2 if collective == "all_reduce" else 1) * (p - 1) * size // p
             rows.append({"hidden": hidden, "splits": ", ".join(splits), "p": p, "collective": collective, "calls": calls,
                          "message bytes, all calls": size, "sent by each rank, in a ring": ring})  # fmt: skip
@@ -224,11 +244,19 @@ predict("2.b", right=0, added_after=3)
 # %% tags=["explore"]
 def two_terms(rank_0, rank_1):
     terms = torch.tensor([rank_0, rank_1])
-    table = {"terms": terms, "GELU of the sum": gelu(terms.sum()), "sum of the GELUs": gelu(terms).sum()}
+    table = {
+        "terms": terms,
+        "GELU of the sum": gelu(terms.sum()),
+        "sum of the GELUs": gelu(terms).sum(),
+    }
     return viz.matrices({name: value.reshape(1, -1) for name, value in table.items()})
 
 
-viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0])
+viz.explore(
+    two_terms,
+    rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0],
+    rank_1=[-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0],
+)
 
 # %% [markdown] task="2.3" title="Where GELU goes wrong, and where you wouldn't notice" difficulty=3 minutes=15
 # This exercise runs in a single process. Write a function that measures the error, and then find two examples for `p = 2`:
@@ -247,8 +275,10 @@ def gelu_gap(x: torch.Tensor, a: torch.Tensor, world_size: int) -> float:
     x [b, in] and a [in, out] are the full matrices, and world_size divides `in`.
     """
     ### BEGIN SOLUTION
-    xs, rows = x.chunk(world_size, dim=1), a.chunk(world_size, dim=0)  # p of [b, in/p] and of [in/p, out]
-    products = [x_shard @ a_shard for x_shard, a_shard in zip(xs, rows, strict=True)]  # p of [b, out], partial
+    # p of [b, in/p] and of [in/p, out]
+    xs, rows = x.chunk(world_size, dim=1), a.chunk(world_size, dim=0)
+    # p of [b, out], partial
+    products = [x_shard @ a_shard for x_shard, a_shard in zip(xs, rows, strict=True)]
     right = gelu(sum(products))  # [b, out]
     wrong = sum(gelu(product) for product in products)  # [b, out]
     return (right - wrong).abs().max().item()
@@ -258,14 +288,16 @@ def gelu_gap(x: torch.Tensor, a: torch.Tensor, world_size: int) -> float:
 def counter_example() -> tuple[torch.Tensor, torch.Tensor]:
     """Return x [b, in] and a [in, out], with `in` even, such that gelu_gap(x, a, 2) >= 1."""
     ### BEGIN SOLUTION
-    return torch.tensor([[3.0, 3.0]]), torch.tensor([[1.0], [-1.0]])  # the terms +3 and -3 add up to 0
+    # the terms +3 and -3 add up to 0
+    return torch.tensor([[3.0, 3.0]]), torch.tensor([[1.0], [-1.0]])
     ### END SOLUTION
 
 
 def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
     """Return x [b, in] and a [in, out], with `in` even and no element between -0.1 and 0.1, and a gap below 1e-6."""
     ### BEGIN SOLUTION
-    return torch.tensor([[9.0, 9.0]]), torch.tensor([[1.0], [1.0]])  # gelu(t) is t for large t
+    # gelu(t) is t for large t
+    return torch.tensor([[9.0, 9.0]]), torch.tensor([[1.0], [1.0]])
     ### END SOLUTION
 
 
@@ -295,12 +327,16 @@ def as_shipped(y):
 
 
 def columns_of_y(x, a):
-    y = x.to(device()) @ a.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].to(device())
+    y = x.to(device()) @ a.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].to(
+        device()
+    )
     return as_shipped(y)
 
 
 as_it_was = launch(columns_of_y, 2, args=(X, A))[0]
-viz.matrices({"as shipped": as_it_was, "correct": X @ A}, compare={"as shipped": "correct"})
+viz.matrices(
+    {"as shipped": as_it_was, "correct": X @ A}, compare={"as shipped": "correct"}
+)
 
 # %% [markdown]
 # There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531).
@@ -361,13 +397,24 @@ def interleaved(matrix, dim, rank, world_size):
 
 def z_of(x, a, b, split_a, split_b):
     mine = dist.get_rank(), dist.get_world_size()
-    z = x.to(device()) @ split_a(a, 1, *mine).to(device()) @ split_b(b, 0, *mine).to(device())
+    z = (
+        x.to(device())
+        @ split_a(a, 1, *mine).to(device())
+        @ split_b(b, 0, *mine).to(device())
+    )
     dist.all_reduce(z)
     return z
 
 
-ways = {"blocks": (shard, shard), "only A interleaved": (interleaved, shard), "interleaved": (interleaved, interleaved)}
-viz.matrices({name: launch(z_of, 2, args=(X, A, A, *way))[0] for name, way in ways.items()})  # A serves as B, too
+ways = {
+    "blocks": (shard, shard),
+    "only A interleaved": (interleaved, shard),
+    "interleaved": (interleaved, interleaved),
+}
+# A serves as B, too
+viz.matrices(
+    {name: launch(z_of, 2, args=(X, A, A, *way))[0] for name, way in ways.items()}
+)
 
 # %% [markdown]
 # The order of the hidden features doesn't matter, as long as both matrices agree on it. If your model ever produces nonsense without raising an error, look for two splits that disagree.
@@ -398,11 +445,20 @@ symptoms(2)
 
 # %%
 def ask_dtensor(x, a):
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor import (
+        Replicate,
+        Shard,
+        distribute_tensor,
+        init_device_mesh,
+    )
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    column = distribute_tensor(x, mesh, [Replicate()]) @ distribute_tensor(a, mesh, [Shard(1)])
-    row = distribute_tensor(x, mesh, [Shard(1)]) @ distribute_tensor(a, mesh, [Shard(0)])
+    column = distribute_tensor(x, mesh, [Replicate()]) @ distribute_tensor(
+        a, mesh, [Shard(1)]
+    )
+    row = distribute_tensor(x, mesh, [Shard(1)]) @ distribute_tensor(
+        a, mesh, [Shard(0)]
+    )
     return {"column split": str(column.placements), "row split": str(row.placements)}
 
 

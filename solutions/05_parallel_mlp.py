@@ -89,13 +89,24 @@ check("5.1", mlp_splits, sharded_mlp)
 class ParallelMLP(nn.Module):
     """Y = GELU(X A + a) B + c, sharded over the ranks of `group`: x [.., h], the same on every rank -> y [.., h], the same on every rank."""
 
-    def __init__(self, hidden_size, ffn_hidden_size=None, *, bias=True, group=None, device=None, dtype=None):
+    def __init__(
+        self,
+        hidden_size,
+        ffn_hidden_size=None,
+        *,
+        bias=True,
+        group=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         m = 4 * hidden_size if ffn_hidden_size is None else ffn_hidden_size
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
         ### BEGIN SOLUTION
-        self.up = ColumnParallelLinear(hidden_size, m, gather_output=False, **options)  # weight [m/p, h]
-        self.down = RowParallelLinear(m, hidden_size, input_is_parallel=True, **options)  # weight [h, m/p]
+        # weight [m/p, h]
+        self.up = ColumnParallelLinear(hidden_size, m, gather_output=False, **options)
+        # weight [h, m/p]
+        self.down = RowParallelLinear(m, hidden_size, input_is_parallel=True, **options)
         ### END SOLUTION
 
     def forward(self, x):
@@ -131,9 +142,13 @@ predict("5.a", collectives=4, times_n=10)
 
 # %%
 LAYERS = {
-    "column, gathered": lambda i, o: ColumnParallelLinear(i, o, gather_output=True, device=device()),
+    "column, gathered": lambda i, o: ColumnParallelLinear(
+        i, o, gather_output=True, device=device()
+    ),
     "column": lambda i, o: ColumnParallelLinear(i, o, device=device()),
-    "row, scattered": lambda i, o: RowParallelLinear(i, o, input_is_parallel=False, device=device()),
+    "row, scattered": lambda i, o: RowParallelLinear(
+        i, o, input_is_parallel=False, device=device()
+    ),
     "row": lambda i, o: RowParallelLinear(i, o, device=device()),
 }
 KINDS = [
@@ -162,7 +177,9 @@ viz.explore(show_combination, kind=KINDS, p=(2, 4))
 
 # %%
 def cost(kind):
-    totals = launch(two_layers, 4, args=tuple(kind.split(" → "))).record.totals().values()
+    totals = (
+        launch(two_layers, 4, args=tuple(kind.split(" → "))).record.totals().values()
+    )
     return {
         "layers": kind,
         "collectives": sum(total.calls for total in totals),
@@ -272,18 +289,31 @@ def train_on_ranks(mlp_class, steps=STEPS):
     load_full_state_dict(model, start)  # each rank takes its shards
     losses = train(model, steps)
     weights = sum(param.numel() for param in model.mlp.parameters())
-    return {"losses": losses, "weights": weights, "completions": [complete(model, prompt) for prompt in PROMPTS]}
+    return {
+        "losses": losses,
+        "weights": weights,
+        "completions": [complete(model, prompt) for prompt in PROMPTS],
+    }
 
 
 def furthest(losses):
     """Return the largest difference from plain PyTorch's loss in any step."""
-    return max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses[: len(losses)], strict=True))
+    return max(
+        abs(mine - theirs)
+        for mine, theirs in zip(losses, plain_losses[: len(losses)], strict=True)
+    )
 
 
-runs = {p: launch(train_on_ranks, p, args=(ParallelMLP, steps)) for p, steps in ((2, STEPS), (4, STEPS // 3))}
+runs = {
+    p: launch(train_on_ranks, p, args=(ParallelMLP, steps))
+    for p, steps in ((2, STEPS), (4, STEPS // 3))
+}
 viz.curves(
     {"plain PyTorch": plain_losses}
-    | {f"your ParallelMLP, p = {p}": results[0]["losses"] for p, results in runs.items()},
+    | {
+        f"your ParallelMLP, p = {p}": results[0]["losses"]
+        for p, results in runs.items()
+    },
     title="three training runs, one on top of the other",
 )
 
@@ -308,7 +338,10 @@ viz.table(
 # %%
 viz.table(
     [
-        {"rank 1 of 2 writes": repr(mine), "same as plain PyTorch": mine == complete(plain, prompt)}
+        {
+            "rank 1 of 2 writes": repr(mine),
+            "same as plain PyTorch": mine == complete(plain, prompt),
+        }
         for mine, prompt in zip(runs[2][1]["completions"], PROMPTS, strict=True)
     ]
 )
@@ -336,7 +369,10 @@ def maximum_over_ranks():
             value[place] = torch.nan
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         found.append(value[place].item())
-    return {"MAX across ranks, first element": found[0], "MAX across ranks, last element": found[1]}
+    return {
+        "MAX across ranks, first element": found[0],
+        "MAX across ranks, last element": found[1],
+    }
 
 
 launch(maximum_over_ranks, 2)[0] | {
@@ -361,12 +397,15 @@ def replica_drift(module, group=None):
     for param in module.parameters():
         if hasattr(param, "tensor_parallel"):
             continue
-        largest = torch.where(param.isnan(), torch.inf, param.detach())  # MAX and MIN may swallow a NaN, not an inf
+        # MAX and MIN may swallow a NaN, not an inf
+        largest = torch.where(param.isnan(), torch.inf, param.detach())
         smallest = largest.clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
-        drifts.append((largest - smallest).max().item())  # inf for one NaN, inf - inf = nan where all ranks have one
-    return torch.tensor(drifts, dtype=torch.float64).max().item()  # torch's max keeps a nan, Python's may not
+        # inf for one NaN, inf - inf = nan where all ranks have one
+        drifts.append((largest - smallest).max().item())
+    # torch's max keeps a nan, Python's may not
+    return torch.tensor(drifts, dtype=torch.float64).max().item()
     ### END SOLUTION
 
 
@@ -387,7 +426,8 @@ check("5.3", replica_drift)
 # %%
 class WithoutF(ParallelMLP):
     def forward(self, x):
-        x = F.linear(x, self.up.weight, self.up.bias)  # the column-parallel layer, without its copy_to_region
+        # the column-parallel layer, without its copy_to_region
+        x = F.linear(x, self.up.weight, self.up.bias)
         return self.down(F.gelu(x))
 
 
@@ -395,19 +435,28 @@ def train_and_watch(mlp_class):
     model = ByteModel(mlp_class)
     load_full_state_dict(model, start)
     drift = []
-    losses = train(model, steps=100, after_step=lambda: drift.append(replica_drift(model)))
+    losses = train(
+        model, steps=100, after_step=lambda: drift.append(replica_drift(model))
+    )
     return {"losses": losses, "drift": drift}
 
 
 broken = launch(train_and_watch, 2, args=(WithoutF,))
 viz.curves(
     {"plain PyTorch": plain_losses[:100]}
-    | {f"without f, rank {rank}": results["losses"] for rank, results in enumerate(broken)},
+    | {
+        f"without f, rank {rank}": results["losses"]
+        for rank, results in enumerate(broken)
+    },
     title="f is missing, and the model learns anyway",
 )
 
 # %%
-viz.curves({"replica drift": broken[0]["drift"]}, ylabel="largest difference", title="what the loss doesn't show")
+viz.curves(
+    {"replica drift": broken[0]["drift"]},
+    ylabel="largest difference",
+    title="what the loss doesn't show",
+)
 
 # %% [markdown]
 # The first loss is correct to the last digit, because f does nothing in the forward pass. In the backward pass, however, each rank's embedding gets only the gradient that flows through that rank's own columns of $A$, so the first update is already wrong. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector catches it after one step.
@@ -449,19 +498,27 @@ def loss_of(mlp_class, state):
     load_full_state_dict(model, state)
     inputs, targets = next(corpus.byte_batches(text, CONTEXT, 2000, 1, seed=2))
     with torch.no_grad():
-        return F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device())).item()
+        return F.cross_entropy(
+            model(inputs.to(device())), targets[:, -1].to(device())
+        ).item()
 
 
 def symptom(mlp_class):
     losses = {}
     for p in (1, 2):
         results = launch(train_gated, p, args=(mlp_class,))[0]
-        losses |= {f"first loss, p = {p}": results["losses"][0], f"step 100, p = {p}": results["losses"][-1]}
+        losses |= {
+            f"first loss, p = {p}": results["losses"][0],
+            f"step 100, p = {p}": results["losses"][-1],
+        }
     reloaded = launch(loss_of, 1, args=(mlp_class, results["checkpoint"]))[0]
     return losses | {"checkpoint from p = 2, on p = 1": reloaded}
 
 
-viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], title="losses, as shipped")
+viz.table(
+    [{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}],
+    title="losses, as shipped",
+)
 
 # %% [markdown]
 # The broken MLP runs on any number of ranks, and it even *trains*. But the losses depend on `p` from the very first step, and a checkpoint saved on two ranks can't be used on a single rank.
@@ -500,15 +557,28 @@ class ParallelSwiGLU(nn.Module):
     x [.., h], the same on every rank -> y [.., h], the same on every rank. The full weight of `up` is [gate; up], [2m, h].
     """
 
-    def __init__(self, hidden_size, ffn_hidden_size, *, bias=True, group=None, device=None, dtype=None):
+    def __init__(
+        self,
+        hidden_size,
+        ffn_hidden_size,
+        *,
+        bias=True,
+        group=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
         ### BEGIN SOLUTION
-        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)  # weight [2m/p, h]
+        # weight [2m/p, h]
+        self.up = ColumnParallelLinear(
+            hidden_size, 2 * ffn_hidden_size, stride=2, **options
+        )
         ### BROKEN
         # self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, **options)
         ### END SOLUTION
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
+        # weight [h, m/p]
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)
 
     def forward(self, x):
         gate, value = self.up(x).chunk(2, dim=-1)  # [..., m/p] each
@@ -526,7 +596,8 @@ check("5.4", fused_rows, ParallelSwiGLU)
 # %%
 viz.table(
     [
-        {"": mlp_class.__name__} | {name: f"{loss:.4f}" for name, loss in symptom(mlp_class).items()}
+        {"": mlp_class.__name__}
+        | {name: f"{loss:.4f}" for name, loss in symptom(mlp_class).items()}
         for mlp_class in (AsShipped, ParallelSwiGLU)
     ]
 )
@@ -548,14 +619,25 @@ def one_step():
     model = ByteModel(ParallelMLP)
     inputs, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=3))
     with record() as section:
-        F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device())).backward()
-    return {kind: (total.calls, total.bytes) for kind, total in section.totals().items()}
+        F.cross_entropy(
+            model(inputs.to(device())), targets[:, -1].to(device())
+        ).backward()
+    return {
+        kind: (total.calls, total.bytes) for kind, total in section.totals().items()
+    }
 
 
 rows = []
 for p in (1, 2, 4):
     calls, size = launch(one_step, p)[0].get("all_reduce", (0, 0))
-    rows.append({"p": p, "all-reduces": calls, "bytes": size, "2·b·h·8": 2 * BATCH * HIDDEN * 8 if p > 1 else 0})
+    rows.append(
+        {
+            "p": p,
+            "all-reduces": calls,
+            "bytes": size,
+            "2·b·h·8": 2 * BATCH * HIDDEN * 8 if p > 1 else 0,
+        }
+    )
 viz.table(rows)
 
 # %% [markdown]
@@ -577,14 +659,20 @@ viz.table(rows)
 # %%
 def against_dtensor(state, x):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mine = ParallelMLP(HIDDEN, FFN, device=device(), dtype=torch.float64)
     load_full_state_dict(mine, state)
     theirs = PlainMLP(HIDDEN, FFN, device=device(), dtype=torch.float64)
     theirs.load_state_dict(state)
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    parallelize_module(theirs, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    parallelize_module(
+        theirs, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    )
     results = []
     for mlp in (mine, theirs):
         leaf = x.to(device()).requires_grad_()
@@ -596,10 +684,20 @@ def against_dtensor(state, x):
     return results
 
 
-mlp_state = {name.removeprefix("mlp."): value for name, value in start.items() if name.startswith("mlp.")}
-mine, theirs = launch(against_dtensor, 2, args=(mlp_state, torch.randn(4, HIDDEN, dtype=torch.float64)))[0]
-differences = {name: f"{(mine[name] - theirs[name]).abs().max():.0e}" for name in ("out", "dx")}
-print(f"largest differences: {differences['out']} in the output, {differences['dx']} in the input's gradient")
+mlp_state = {
+    name.removeprefix("mlp."): value
+    for name, value in start.items()
+    if name.startswith("mlp.")
+}
+mine, theirs = launch(
+    against_dtensor, 2, args=(mlp_state, torch.randn(4, HIDDEN, dtype=torch.float64))
+)[0]
+differences = {
+    name: f"{(mine[name] - theirs[name]).abs().max():.0e}" for name in ("out", "dx")
+}
+print(
+    f"largest differences: {differences['out']} in the output, {differences['dx']} in the input's gradient"
+)
 print(f"collectives: yours {mine['collectives']}, PyTorch's {theirs['collectives']}")
 
 # %% [markdown]

@@ -15,7 +15,12 @@ from torch.nn import functional as F
 
 from tplab import device, launch, record, viz
 from tplab.course import check, predict, symptoms
-from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor import (
+    copy_to_region,
+    gather_from_region,
+    reduce_from_region,
+    scatter_to_region,
+)
 
 # %% [markdown]
 # ## What if you split a head?
@@ -32,9 +37,13 @@ def half_a_head(q, k):
     return {"terms": terms, "softmax": terms.softmax(0)}
 
 
-q, k = torch.tensor([2.0, 2.0]), torch.tensor([[2.0, -2.0], [0.0, 0.5]])  # one query [d], two keys [2, d]
+# one query [d], two keys [2, d]
+q, k = torch.tensor([2.0, 2.0]), torch.tensor([[2.0, -2.0], [0.0, 0.5]])
 halves = launch(half_a_head, 2, args=(q, k))
-viz.matrices({f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(halves)} | {"scores": k @ q})
+viz.matrices(
+    {f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(halves)}
+    | {"scores": k @ q}
+)
 
 # %% [markdown]
 # If you add up the two ranks' terms, you get the correct scores, which are 0 for the first key and 1 for the second key. So the correct weights are $1/(1+e) = 0.27$ and 0.73.
@@ -47,7 +56,10 @@ predict("6.a", rank_0=1, rank_1=2, sum_for_second_key=1)
 # %%
 viz.matrices(
     {f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumerate(halves)}
-    | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)},
+    | {
+        "sum": halves[0]["softmax"] + halves[1]["softmax"],
+        "correct": (k @ q).softmax(0),
+    },
     compare={"sum": "correct"},
 )
 
@@ -60,11 +72,13 @@ viz.matrices(
 
 
 # %% tags=["setup"]
-def split_heads(y, head_dim):  # [b, s, n·d] -> [b, n, s, d], where n is the number of heads
+def split_heads(y, head_dim):
+    # [b, s, n·d] -> [b, n, s, d], where n is the number of heads
     return y.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
-def attend(q, k, v, causal=False):  # q [b, n, s, d], k and v [b, n, t, d] -> [b, n, s, d]
+def attend(q, k, v, causal=False):
+    # q [b, n, s, d], k and v [b, n, t, d] -> [b, n, s, d]
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
@@ -142,7 +156,8 @@ check("6.1", attention_splits, sharded_attention)
 predict("6.b", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=1280)
 
 # %% tags=["setup"]
-from tplab.tensor import ColumnParallelLinear, RowParallelLinear, divide  # your layers from chapter 04
+# your layers from chapter 04
+from tplab.tensor import ColumnParallelLinear, RowParallelLinear, divide
 
 # %% [markdown] task="6.2" title="ParallelAttention" difficulty=2 minutes=8
 # Turn your design into a module with two layers from chapter 04. Call them `self.qkv` (for the stacked weights) and `self.out`, and pass `bias`, `group`, `device`, and `dtype` on to both layers.
@@ -157,21 +172,36 @@ class ParallelAttention(nn.Module):
     The full weight of `qkv` is [Wq; Wk; Wv], [3h, h]. If `causal`, each token attends only to itself and earlier tokens.
     """
 
-    def __init__(self, hidden_size, num_heads, *, causal=False, bias=True, group=None, device=None, dtype=None):
+    def __init__(
+        self,
+        hidden_size,
+        num_heads,
+        *,
+        causal=False,
+        bias=True,
+        group=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         self.causal = causal
         ### BEGIN SOLUTION
         divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
         self.head_dim = divide(hidden_size, num_heads)  # d, the same for every p
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
-        self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, **options)  # weight [3h/p, h]
-        self.out = RowParallelLinear(hidden_size, hidden_size, **options)  # weight [h, h/p]
+        # weight [3h/p, h]
+        self.qkv = ColumnParallelLinear(
+            hidden_size, 3 * hidden_size, stride=3, **options
+        )
+        # weight [h, h/p]
+        self.out = RowParallelLinear(hidden_size, hidden_size, **options)
         ### END SOLUTION
 
     def forward(self, x):
         ### BEGIN SOLUTION
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # [b, s, h/p] each
-        q, k, v = (split_heads(part, self.head_dim) for part in (q, k, v))  # [b, n/p, s, d] each
+        # [b, n/p, s, d] each
+        q, k, v = (split_heads(part, self.head_dim) for part in (q, k, v))
         y = attend(q, k, v, causal=self.causal)  # [b, n/p, s, d]
         return self.out(merge_heads(y))  # [b, s, h]
         ### END SOLUTION
@@ -225,7 +255,8 @@ def attention_weights(q, k, mask):
     """q [b, n, s, d], k [b, n, t, d], and a mask [b or 1, 1, s, t] -> the softmax of q kᵀ / √d over the allowed keys, [b, n, s, t]."""
     ### BEGIN SOLUTION
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])  # [b, n, s, t]
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)  # NaN in a row that consists of -inf only
+    # NaN in a row that consists of -inf only
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)
     ### END SOLUTION
 
@@ -249,20 +280,33 @@ predict("6.d", loss=False, dWo=True, dx_unpadded=0, dx_padded=1)
 
 # %%
 def nan_weights(q, k, mask):  # without the second masked_fill
-    return (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    return (
+        (q @ k.transpose(2, 3) / math.sqrt(q.shape[3]))
+        .masked_fill(~mask, -torch.inf)
+        .softmax(dim=-1)
+    )
 
 
 def nans(weights_of):
     torch.manual_seed(0)
-    x, wqkv, wo = (torch.randn(size, requires_grad=True) for size in ((2, 5, 8), (8, 24), (8, 8)))
+    x, wqkv, wo = (
+        torch.randn(size, requires_grad=True) for size in ((2, 5, 8), (8, 24), (8, 8))
+    )
     padding = torch.tensor([[False] * 5, [True, True, False, False, False]])
     q, k, v = (split_heads(part, 4) for part in (x @ wqkv).chunk(3, dim=-1))
     mask = attention_mask(5, 5, causal=True, padding=padding)
     out = merge_heads(weights_of(q, k, mask) @ v) @ wo
     loss = out[~padding].square().mean()
     loss.backward()
-    found = {"loss": loss.detach(), "dWo": wo.grad, "dx, unpadded text": x.grad[0], "dx, padded text": x.grad[1]}
-    return {name: f"{value.isnan().double().mean():.0%}" for name, value in found.items()}
+    found = {
+        "loss": loss.detach(),
+        "dWo": wo.grad,
+        "dx, unpadded text": x.grad[0],
+        "dx, padded text": x.grad[1],
+    }
+    return {
+        name: f"{value.isnan().double().mean():.0%}" for name, value in found.items()
+    }
 
 
 viz.table([{"share of NaNs": name} | nans(weights_of)
@@ -292,23 +336,36 @@ predict("6.e", forward=(320,), backward=(320, 448))
 class ParallelCrossAttention(nn.Module):
     """Attention from one text to another: x [b, s, h] and memory [b, t, h], both the same on every rank -> out [b, s, h], the same on every rank."""
 
-    def __init__(self, hidden_size, num_heads, *, bias=True, group=None, device=None, dtype=None):
+    def __init__(
+        self, hidden_size, num_heads, *, bias=True, group=None, device=None, dtype=None
+    ):
         super().__init__()
         ### BEGIN SOLUTION
         divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
         self.head_dim = divide(hidden_size, num_heads)
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
-        self.q = ColumnParallelLinear(hidden_size, hidden_size, **options)  # weight [h/p, h]
-        self.kv = ColumnParallelLinear(hidden_size, 2 * hidden_size, stride=2, **options)  # weight [2h/p, h]
-        self.out = RowParallelLinear(hidden_size, hidden_size, **options)  # weight [h, h/p]
+        # weight [h/p, h]
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, **options)
+        # weight [2h/p, h]
+        self.kv = ColumnParallelLinear(
+            hidden_size, 2 * hidden_size, stride=2, **options
+        )
+        # weight [h, h/p]
+        self.out = RowParallelLinear(hidden_size, hidden_size, **options)
         ### END SOLUTION
 
     def forward(self, x, memory, memory_padding=None):
         """memory_padding: bool [b, t], True where a token of the memory is padding, or None."""
         ### BEGIN SOLUTION
         q = split_heads(self.q(x), self.head_dim)  # [b, n/p, s, d]
-        k, v = (split_heads(part, self.head_dim) for part in self.kv(memory).chunk(2, dim=-1))  # [b, n/p, t, d] each
-        mask = attention_mask(q.shape[2], k.shape[2], padding=memory_padding, device=x.device)
+        # [b, n/p, t, d] each
+        k, v = (
+            split_heads(part, self.head_dim)
+            for part in self.kv(memory).chunk(2, dim=-1)
+        )
+        mask = attention_mask(
+            q.shape[2], k.shape[2], padding=memory_padding, device=x.device
+        )
         y = attention_weights(q, k, mask) @ v  # [b, n/p, s, d]
         return self.out(merge_heads(y))  # [b, s, h]
         ### END SOLUTION
@@ -340,7 +397,8 @@ text = corpus.python_sources(300_000)
 
 
 def options():
-    return {"device": device(), "dtype": torch.float64}  # on a machine with several GPUs, each rank has its own
+    # on a machine with several GPUs, each rank has its own
+    return {"device": device(), "dtype": torch.float64}
 
 
 class PlainAttention(nn.Module):
@@ -355,12 +413,19 @@ class PlainAttention(nn.Module):
         )
 
     def forward(self, x):
-        q, k, v = (split_heads(part, self.head_dim) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        q, k, v = (
+            split_heads(part, self.head_dim) for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        return self.out(
+            merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        )
 
 
 def plain_mlp(hidden_size, **options):
-    up, down = nn.Linear(hidden_size, 4 * hidden_size, **options), nn.Linear(4 * hidden_size, hidden_size, **options)
+    up, down = (
+        nn.Linear(hidden_size, 4 * hidden_size, **options),
+        nn.Linear(4 * hidden_size, hidden_size, **options),
+    )
     return nn.Sequential(OrderedDict(up=up, gelu=nn.GELU(), down=down))
 
 
@@ -374,7 +439,8 @@ class ByteModel(nn.Module):
         self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options())
 
     def forward(self, tokens):  # [b, s] bytes
-        x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]  # [b, s, h]
+        # [b, s, h]
+        x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
         x = x + self.attention(x)  # [b, s, h]
         x = x + self.mlp(x)  # [b, s, h]
         return self.head(self.norm(x))  # [b, s, 256]
@@ -386,7 +452,9 @@ def train(model, steps=80):
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
     losses = []
     for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
-        loss = F.cross_entropy(model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten())
+        loss = F.cross_entropy(
+            model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -395,7 +463,10 @@ def train(model, steps=80):
 
 
 torch.manual_seed(0)
-plain = ByteModel(PlainAttention(HIDDEN, HEADS, causal=True, **options()), plain_mlp(HIDDEN, **options()))
+plain = ByteModel(
+    PlainAttention(HIDDEN, HEADS, causal=True, **options()),
+    plain_mlp(HIDDEN, **options()),
+)
 start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
 plain_losses = train(plain)
 
@@ -408,7 +479,10 @@ predict("6.f", all_reduces=4)
 
 # %%
 def train_block():
-    block = ParallelAttention(HIDDEN, HEADS, causal=True, **options()), ParallelMLP(HIDDEN, **options())
+    block = (
+        ParallelAttention(HIDDEN, HEADS, causal=True, **options()),
+        ParallelMLP(HIDDEN, **options()),
+    )
     model = ByteModel(*block)
     load_full_state_dict(model, start)  # each rank takes its shards
     with record() as section:
@@ -417,9 +491,16 @@ def train_block():
 
 
 losses, calls = launch(train_block, 2, timeout=300)[1]  # rank 1's
-furthest = max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True))
-print(f"{calls:.0f} all-reduces per step, and the losses never differ by more than {furthest:.0e}")
-viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
+furthest = max(
+    abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True)
+)
+print(
+    f"{calls:.0f} all-reduces per step, and the losses never differ by more than {furthest:.0e}"
+)
+viz.curves(
+    {"plain PyTorch": plain_losses, "your block, p = 2": losses},
+    title="a transformer block on two ranks",
+)
 
 # %% [markdown]
 # The two curves lie on top of each other, and the chart below them shows how little they differ.
@@ -435,9 +516,15 @@ from tplab.tensor import QKVParallelLinear
 
 
 def heads_held(num_heads, num_kv_heads):
-    layer = QKVParallelLinear(1, num_heads, num_kv_heads, head_dim=1, bias=False, device=device())
-    numbers = torch.tensor([*range(num_heads), *range(num_kv_heads), *range(num_kv_heads)], dtype=torch.float32)
-    load_full_state_dict(layer, {"weight": numbers[:, None]})  # the weight of each head is the head's number
+    layer = QKVParallelLinear(
+        1, num_heads, num_kv_heads, head_dim=1, bias=False, device=device()
+    )
+    numbers = torch.tensor(
+        [*range(num_heads), *range(num_kv_heads), *range(num_kv_heads)],
+        dtype=torch.float32,
+    )
+    # the weight of each head is the head's number
+    load_full_state_dict(layer, {"weight": numbers[:, None]})
     held = layer.weight.detach()[:, 0].int().split(layer.heads)  # of q, of k, of v
     return {name: part.tolist() for name, part in zip("qkv", held, strict=True)}
 
@@ -445,10 +532,17 @@ def heads_held(num_heads, num_kv_heads):
 # %% tags=["explore"]
 def show_heads(p, num_kv_heads):
     held = launch(heads_held, p, args=(8, num_kv_heads))
-    return viz.heads(held, title=f"8 query heads, {num_kv_heads} key and value heads, p = {p}")
+    return viz.heads(
+        held, title=f"8 query heads, {num_kv_heads} key and value heads, p = {p}"
+    )
 
 
-viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 4, "num_kv_heads": 2})
+viz.explore(
+    show_heads,
+    p=(1, 2, 4, 8),
+    num_kv_heads=(8, 4, 2, 1),
+    start={"p": 4, "num_kv_heads": 2},
+)
 
 # %% [markdown]
 # A head can't be split, so several ranks hold **copies** of the same key head. But each copy is only used by the queries on its own rank.
@@ -470,42 +564,74 @@ class AsShipped(nn.Module):
         super().__init__()
         self.group, self.head_dim = group, divide(hidden_size, num_heads)
         options = {"bias": False, "device": device, "dtype": dtype}
-        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)  # weight [h/p, h]
-        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)  # weight [2d, h], a copy on every rank
+        # weight [h/p, h]
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)
+        # weight [2d, h], a copy on every rank
+        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)
         self.out = RowParallelLinear(hidden_size, hidden_size, group=group, **options)
 
     def forward(self, x):
         q = F.linear(copy_to_region(x, self.group), self.q.weight)
-        kv_weight = copy_to_region(self.kv.weight, self.group)  # adds up the gradients of the copies
-        k, v = (split_heads(part, self.head_dim) for part in F.linear(x, kv_weight).chunk(2, dim=-1))
-        return self.out(merge_heads(attend(split_heads(q, self.head_dim), k, v, causal=True)))
+        # adds up the gradients of the copies
+        kv_weight = copy_to_region(self.kv.weight, self.group)
+        k, v = (
+            split_heads(part, self.head_dim)
+            for part in F.linear(x, kv_weight).chunk(2, dim=-1)
+        )
+        return self.out(
+            merge_heads(attend(split_heads(q, self.head_dim), k, v, causal=True))
+        )
 
 
 torch.manual_seed(0)
-sizes = {"q": (HIDDEN, HIDDEN), "kv": (2 * HIDDEN // HEADS, HIDDEN), "out": (HIDDEN, HIDDEN)}
-shared = {f"attention.{name}.weight": torch.randn(size, dtype=torch.float64) / 8 for name, size in sizes.items()}
+sizes = {
+    "q": (HIDDEN, HIDDEN),
+    "kv": (2 * HIDDEN // HEADS, HIDDEN),
+    "out": (HIDDEN, HIDDEN),
+}
+shared = {
+    f"attention.{name}.weight": torch.randn(size, dtype=torch.float64) / 8
+    for name, size in sizes.items()
+}
 
 
 def train_shared(attention_class):
-    model = ByteModel(attention_class(HIDDEN, HEADS, **options()), ParallelMLP(HIDDEN, **options()))
-    load_full_state_dict(model, {name: value for name, value in start.items() if "attention" not in name} | shared)
+    model = ByteModel(
+        attention_class(HIDDEN, HEADS, **options()), ParallelMLP(HIDDEN, **options())
+    )
+    load_full_state_dict(
+        model,
+        {name: value for name, value in start.items() if "attention" not in name}
+        | shared,
+    )
     losses = train(model, steps=40)
 
-    def apart(weight):  # the largest difference between a weight and the mean of its copies
+    def apart(weight):
+        # the largest difference between a weight and the mean of its copies
         total = weight.detach().clone()
         dist.all_reduce(total)
         return (total / dist.get_world_size() - weight.detach()).abs().max().item()
 
-    drift = {"K/V copies apart": apart(model.attention.kv.weight), "embeddings apart": apart(model.embedding.weight)}
+    drift = {
+        "K/V copies apart": apart(model.attention.kv.weight),
+        "embeddings apart": apart(model.embedding.weight),
+    }
     return {"first loss": losses[0], "loss after 40 steps": losses[-1]} | drift
 
 
 def measured(attention_class, p, *names):
     seen = launch(train_shared, p, args=(attention_class,), timeout=300)[0]
-    return {"": f"{attention_class.__name__}, p = {p}"} | {name: f"{seen[name]:.4f}" for name in names}
+    return {"": f"{attention_class.__name__}, p = {p}"} | {
+        name: f"{seen[name]:.4f}" for name in names
+    }
 
 
-viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copies apart") for p in (1, 2)])
+viz.table(
+    [
+        measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copies apart")
+        for p in (1, 2)
+    ]
+)
 
 # %% [markdown]
 # The first loss is correct, the model learns, and the copies of the shared weights are identical. Would you have noticed that something is wrong?
@@ -531,17 +657,22 @@ class MultiQueryAttention(nn.Module):
         divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
         self.group, self.head_dim = group, divide(hidden_size, num_heads)
         options = {"bias": False, "device": device, "dtype": dtype}
-        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)  # weight [h/p, h]
-        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)  # weight [2d, h], a copy on every rank
+        # weight [h/p, h]
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)
+        # weight [2d, h], a copy on every rank
+        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)
         self.out = RowParallelLinear(hidden_size, hidden_size, group=group, **options)
 
     def forward(self, x):
         ### BEGIN SOLUTION
-        x = copy_to_region(x, self.group)  # backward: adds up dx, through the queries and through the copies
+        # backward: adds up dx, through the queries and through the copies
+        x = copy_to_region(x, self.group)
         q = F.linear(x, self.q.weight)  # [b, s, h/p]
-        kv_weight = copy_to_region(self.kv.weight, self.group)  # backward: adds up the gradients of the copies
+        # backward: adds up the gradients of the copies
+        kv_weight = copy_to_region(self.kv.weight, self.group)
         kv = F.linear(x, kv_weight)  # [b, s, 2d]
-        k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, dim=-1))  # [b, 1, s, d] each
+        # [b, 1, s, d] each
+        k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, dim=-1))
         y = attend(split_heads(q, self.head_dim), k, v, causal=True)  # [b, n/p, s, d]
         return self.out(merge_heads(y))  # [b, s, h]
         ### BROKEN
@@ -564,7 +695,11 @@ check("6.5", MultiQueryAttention)
 # %%
 names = ("first loss", "loss after 40 steps", "K/V copies apart", "embeddings apart")
 viz.table(
-    [measured(AsShipped, 2, *names), measured(MultiQueryAttention, 2, *names), measured(MultiQueryAttention, 1, *names)]
+    [
+        measured(AsShipped, 2, *names),
+        measured(MultiQueryAttention, 2, *names),
+        measured(MultiQueryAttention, 1, *names),
+    ]
 )
 
 # %% [markdown]
@@ -588,15 +723,19 @@ predict("6.j", correct_ranks=1, slope_of_rank_3=0.25)
 
 # %%
 def alibi(q, k, v, slopes):
-    distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])  # [s, s], negative for future tokens
-    penalty = torch.where(distance < 0, torch.inf, slopes[:, None, None] * distance)  # [n, s, s]
+    # [s, s], negative for future tokens
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+    # [n, s, s]
+    penalty = torch.where(distance < 0, torch.inf, slopes[:, None, None] * distance)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=-penalty)
 
 
 def wrong_slopes():
     rank, slopes = dist.get_rank(), torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
-    q, k, v = torch.randn(3, 1, 4, 6, 8, generator=torch.Generator().manual_seed(0))  # four heads, on every rank
-    mine = [part[:, rank : rank + 1] for part in (q, k, v)]  # [1, 1, s, d] each, this rank's head
+    # four heads, on every rank
+    q, k, v = torch.randn(3, 1, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    # [1, 1, s, d] each, this rank's head
+    mine = [part[:, rank : rank + 1] for part in (q, k, v)]
     right = alibi(q, k, v, slopes)[:, rank : rank + 1]
     return {"slope": slopes[rank].item(), "slope used": slopes[0].item(),
             "largest error": f"{(alibi(mine[0], mine[1], mine[2], slopes[:1]) - right).abs().max():.4f}"}  # fmt: skip
@@ -627,9 +766,11 @@ predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 from tplab.tensor import rotary_angles, rotate
 
 
-def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k and v [b, m, s, d]
+def qkv_at(attention, x, start):
+    # x [b, s, h] -> this rank's q [b, n, s, d], k and v [b, m, s, d]
     q, k, v = attention.qkv(x)
-    positions = torch.arange(start, start + x.shape[1], device=x.device)  # x contains the tokens from `start` on
+    # x contains the tokens from `start` on
+    positions = torch.arange(start, start + x.shape[1], device=x.device)
     angles = rotary_angles(positions, attention.head_dim, attention.rotary_base)
     return rotate(q, angles), rotate(k, angles), v
 
@@ -667,7 +808,9 @@ class KVCache:
         ### BEGIN SOLUTION
         stop = self.length + keys.shape[2]
         if stop > self.keys.shape[2]:
-            raise ValueError(f"{self.length} tokens are cached, and {keys.shape[2]} more need room for {stop}")
+            raise ValueError(
+                f"{self.length} tokens are cached, and {keys.shape[2]} more need room for {stop}"
+            )
         self.keys[:, :, self.length : stop] = keys
         self.values[:, :, self.length : stop] = values
         self.length = stop
@@ -680,7 +823,8 @@ def attend_next(attention, x, cache):
     ### BEGIN SOLUTION
     q, k, v = qkv_at(attention, x, cache.length)  # [b, n, s, d], and [b, m, s, d] twice
     k, v = cache.append(k, v)  # [b, m, t, d] each: the cached tokens and the new ones
-    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))  # [b, n, t, d] each
+    # [b, n, t, d] each
+    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
     mask = attention_mask(q.shape[2], k.shape[2], causal=True, device=x.device)
     y = attention_weights(q, k, mask) @ v  # [b, n, s, d]
     return attention.out(merge_heads(y))  # [b, s, h]
@@ -702,17 +846,23 @@ def read_in_pieces():
     import tplab.tensor
 
     torch.manual_seed(0)
-    attention = tplab.tensor.ParallelAttention(HIDDEN, 8, 2, causal=True, rotary_base=10_000.0, **options())
+    attention = tplab.tensor.ParallelAttention(
+        HIDDEN, 8, 2, causal=True, rotary_base=10_000.0, **options()
+    )
     x = torch.randn(1, 64, HIDDEN, **options())
     dist.broadcast(x, 0)
     cache = KVCache(attention, 1, 64)
-    outs = [attend_next(attention, piece, cache) for piece in x.split([40, *[1] * 24], dim=1)]
+    outs = [
+        attend_next(attention, piece, cache)
+        for piece in x.split([40, *[1] * 24], dim=1)
+    ]
     return {"largest difference": f"{(torch.cat(outs, 1) - attention(x)).abs().max():.0e}",
             "cached heads": cache.keys.shape[1], "KiB": 2 * cache.keys.nbytes // 1024}  # fmt: skip
 
 
 viz.table(
-    [{"p": p} | launch(read_in_pieces, p)[0] for p in (1, 2, 4)], title="40 tokens at once, and then 24 one by one"
+    [{"p": p} | launch(read_in_pieces, p)[0] for p in (1, 2, 4)],
+    title="40 tokens at once, and then 24 one by one",
 )
 
 # %% [markdown]
@@ -737,7 +887,9 @@ viz.table(
 class FourLinears(nn.Module):
     def __init__(self):
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(32, 32, device=device()) for _ in range(4))
+        self.q, self.k, self.v, self.out = (
+            nn.Linear(32, 32, device=device()) for _ in range(4)
+        )
 
     def forward(self, x):
         q, k, v = (split_heads(layer(x), 4) for layer in (self.q, self.k, self.v))
@@ -754,16 +906,28 @@ def with_dtensor(prepared):
     )
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    plan = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
-    once = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
-    attention = parallelize_module(FourLinears(), mesh, plan | ({"": once} if prepared else {}))
+    plan = {
+        "q": ColwiseParallel(),
+        "k": ColwiseParallel(),
+        "v": ColwiseParallel(),
+        "out": RowwiseParallel(),
+    }
+    once = PrepareModuleInput(
+        input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)
+    )
+    attention = parallelize_module(
+        FourLinears(), mesh, plan | ({"": once} if prepared else {})
+    )
     x = torch.randn(2, 5, 32, device=device(), requires_grad=True)
     with record() as section:
         attention(x).sum().backward()
     return section.totals()["all_reduce"].calls
 
 
-{f"DTensor, input prepared: {prepared}": launch(with_dtensor, 2, args=(prepared,))[0] for prepared in (False, True)}
+{
+    f"DTensor, input prepared: {prepared}": launch(with_dtensor, 2, args=(prepared,))[0]
+    for prepared in (False, True)
+}
 
 # %% [markdown]
 # ## Your library so far

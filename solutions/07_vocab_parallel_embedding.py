@@ -23,7 +23,13 @@ from torch.nn import functional as F
 
 from tplab import device, launch, memory, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.tensor import copy_to_region, gather_from_region, record_token, reduce_from_region, scatter_to_region
+from tplab.tensor import (
+    copy_to_region,
+    gather_from_region,
+    record_token,
+    reduce_from_region,
+    scatter_to_region,
+)
 
 # %% [markdown]
 # If every GPU stored both matrices of Llama 3 405B in full, these two matrices alone would fill most of the GPU's 80 GB:
@@ -33,7 +39,11 @@ from tplab.tensor import copy_to_region, gather_from_region, record_token, reduc
 def bytes_per_gpu(p):  # in training, with Adam in float32
     llama = memory.PRESETS["Llama 3 405B"]
     elements = 2 * llama.vocab_size * llama.hidden_size / p
-    return {"weights": 4 * elements, "gradients": 4 * elements, "optimizer state": 8 * elements}
+    return {
+        "weights": 4 * elements,
+        "gradients": 4 * elements,
+        "optimizer state": 8 * elements,
+    }
 
 
 viz.bill({f"split over {p} ranks" if p > 1 else "not split": bytes_per_gpu(p) for p in (1, 2, 4, 8)},
@@ -54,7 +64,8 @@ TABLE = torch.arange(10)[:, None] + torch.tensor([0.1, 0.2])  # [v, h] = [10, 2]
 def one_hot_lookup(ids):
     rank, rows = dist.get_rank(), len(TABLE) // dist.get_world_size()
     mine = slice(rank * rows, (rank + 1) * rows)
-    one_hot = F.one_hot(torch.tensor(ids), len(TABLE)).float()[:, mine].to(device())  # [s, v/p]
+    # [s, v/p]
+    one_hot = F.one_hot(torch.tensor(ids), len(TABLE)).float()[:, mine].to(device())
     term = one_hot @ TABLE[mine].to(device())  # [s, h]
     return {"start": mine.start, "table": TABLE[mine], "foreign": one_hot.sum(1) == 0,
             "vectors": term, "out": reduce_from_region(term)}  # fmt: skip
@@ -62,7 +73,9 @@ def one_hot_lookup(ids):
 
 sentence = ["the", "cat", "saw", "it"]
 ids = [WORDS.index(word) for word in sentence]
-viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tokens=sentence)
+viz.lookup(
+    ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tokens=sentence
+)
 
 # %% [markdown]
 # Each rank computes one term of a sum, and g adds up the terms. For each token, only the rank that holds the token's row contributes a vector, and the other rank contributes zeros.
@@ -131,11 +144,18 @@ predict("7.a", rows=2, columns=12)
 # %%
 def both_ends(split, b=2, s=16, h=32, v=320):
     p = dist.get_world_size()
-    e = torch.randn((v // p, h) if split == "rows" else (v, h // p), device=device(), requires_grad=True)
+    e = torch.randn(
+        (v // p, h) if split == "rows" else (v, h // p),
+        device=device(),
+        requires_grad=True,
+    )
     one_hot = F.one_hot(torch.arange(b * s, device=device()).reshape(b, s), v).float()
     with record() as section:
         if split == "rows":
-            logits = copy_to_region(reduce_from_region(scatter_to_region(one_hot) @ e)) @ e.T  # [b, s, v/p]
+            # [b, s, v/p]
+            logits = (
+                copy_to_region(reduce_from_region(scatter_to_region(one_hot) @ e)) @ e.T
+            )
         else:
             x = gather_from_region(one_hot @ e)  # [b, s, h]
             logits = reduce_from_region(scatter_to_region(x) @ e.T)  # [b, s, v]
@@ -177,9 +197,11 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
     """ids [..], the same on every rank of `group`, and this rank's rows start to stop - 1 of the table, weight [stop - start, h] -> vectors [.., h], on every rank."""
     ### BEGIN SOLUTION
     foreign = (ids < start) | (ids >= stop)  # [..]
-    rows = (ids - start).masked_fill(foreign, 0)  # [..]: for a foreign id, any row will do
+    # [..]: for a foreign id, any row will do
+    rows = (ids - start).masked_fill(foreign, 0)
     vectors = F.embedding(rows, weight, padding_row)  # [.., h]
-    vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)  # [.., h]: this rank's term of the sum
+    # [.., h]: this rank's term of the sum
+    vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)
     return reduce_from_region(vectors, group)  # [.., h]
     ### END SOLUTION
 
@@ -237,16 +259,25 @@ predict("7.e", single_process="IndexError", two_ranks="zeros")
 
 # %%
 def look_up_one(number):
-    start, stop = vocab_range(len(TABLE), dist.get_rank(), dist.get_world_size(), multiple=1)
-    weight = F.pad(TABLE, (0, 0, 0, 2))[start:stop].to(device()).requires_grad_()  # two rows of padding at the end
+    start, stop = vocab_range(
+        len(TABLE), dist.get_rank(), dist.get_world_size(), multiple=1
+    )
+    # two rows of padding at the end
+    weight = F.pad(TABLE, (0, 0, 0, 2))[start:stop].to(device()).requires_grad_()
     out = parallel_lookup(torch.tensor([number], device=device()), weight, start, stop)
     out.sum().backward()
-    return {"vector": [round(value, 1) for value in out[0].tolist()], "learns": bool(weight.grad.any())}
+    return {
+        "vector": [round(value, 1) for value in out[0].tolist()],
+        "learns": bool(weight.grad.any()),
+    }
 
 
 def single_process(number):
     try:
-        return [round(value, 1) for value in F.embedding(torch.tensor([number]), TABLE)[0].tolist()]
+        return [
+            round(value, 1)
+            for value in F.embedding(torch.tensor([number]), TABLE)[0].tolist()
+        ]
     except IndexError:
         return "IndexError"
 
@@ -283,14 +314,32 @@ class VocabParallelEmbedding(nn.Module):
     """
 
     def __init__(
-        self, num_embeddings, embedding_dim, padding_idx=None, *, multiple=128, group=None, device=None, dtype=None
+        self,
+        num_embeddings,
+        embedding_dim,
+        padding_idx=None,
+        *,
+        multiple=128,
+        group=None,
+        device=None,
+        dtype=None,
     ):
         super().__init__()
-        self.num_embeddings, self.padding_idx, self.group = num_embeddings, padding_idx, group
+        self.num_embeddings, self.padding_idx, self.group = (
+            num_embeddings,
+            padding_idx,
+            group,
+        )
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         self.start, self.stop = vocab_range(num_embeddings, rank, world_size, multiple)
-        self.weight = nn.Parameter(torch.empty(self.stop - self.start, embedding_dim, device=device, dtype=dtype))
-        self.weight.tensor_parallel = Sharding(0, blocks=(Block(num_embeddings, multiple, padded=True),))
+        self.weight = nn.Parameter(
+            torch.empty(
+                self.stop - self.start, embedding_dim, device=device, dtype=dtype
+            )
+        )
+        self.weight.tensor_parallel = Sharding(
+            0, blocks=(Block(num_embeddings, multiple, padded=True),)
+        )
         init_parameter(self.weight, nn.init.normal_, group)  # padding starts as zeros
         if self.padding_row() is not None:
             with torch.no_grad():
@@ -309,8 +358,13 @@ class VocabParallelEmbedding(nn.Module):
         if wrong.any():
             place = wrong.nonzero()[0].tolist()
             number = ids[tuple(place)].item()
-            raise IndexError(f"ID {number} at {place} isn't one of the IDs 0 to {self.num_embeddings - 1}")
-        return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=row, group=self.group)  # [.., h]
+            raise IndexError(
+                f"ID {number} at {place} isn't one of the IDs 0 to {self.num_embeddings - 1}"
+            )
+        # [.., h]
+        return parallel_lookup(
+            ids, self.weight, self.start, self.stop, padding_row=row, group=self.group
+        )
         ### BROKEN
         # return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=row, group=self.group)
         ### END SOLUTION
@@ -370,7 +424,8 @@ def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
     ### BEGIN SOLUTION
     logits = F.linear(copy_to_region(x, group), weight)  # [.., v/p]
     if vocab_size is not None:
-        own = vocab_size - dist.get_rank(group) * len(weight)  # from this column on, it's padding
+        # from this column on, it's padding
+        own = vocab_size - dist.get_rank(group) * len(weight)
         padding = torch.arange(len(weight), device=x.device) >= own  # [v/p]
         logits = logits.masked_fill(padding, -torch.inf)
     if gather:
@@ -396,7 +451,13 @@ def record_a_token(p, token):
     return viz.token_way(record_token(WORDS, "the cat saw it .", token, p))
 
 
-viz.play(record_a_token, p=(2, 4), token=("the", "cat", "saw", "it"), start={"token": "saw"}, seconds=3)
+viz.play(
+    record_a_token,
+    p=(2, 4),
+    token=("the", "cat", "saw", "it"),
+    start={"token": "saw"},
+    seconds=3,
+)
 
 # %% [markdown]
 # ## Tie both ends and train
@@ -412,9 +473,14 @@ from tplab.common import corpus
 from tplab.tensor import full_state_dict, load_full_state_dict
 
 VOCAB, CONTEXT, HIDDEN, BATCH, STEPS = 1009, 8, 32, 64, 150
-text = re.findall(r"\w+|[^\w\s]|\s+", corpus.python_sources(300_000).decode(errors="replace"))
-numbers = {word: 1 + i for i, (word, _) in enumerate(Counter(text).most_common(VOCAB - 1))}
-tokens = torch.tensor([numbers.get(word, 0) for word in text])  # frequent words have low ids
+text = re.findall(
+    r"\w+|[^\w\s]|\s+", corpus.python_sources(300_000).decode(errors="replace")
+)
+numbers = {
+    word: 1 + i for i, (word, _) in enumerate(Counter(text).most_common(VOCAB - 1))
+}
+# frequent words have low ids
+tokens = torch.tensor([numbers.get(word, 0) for word in text])
 
 
 def options():
@@ -430,7 +496,8 @@ class TiedModel(nn.Module):
 
     def forward(self, ids):  # [b, s]
         x = self.embedding(ids)  # [b, s, h]
-        return self.output(self.body(x), self.embedding.weight)  # [b, v]: the same parameter, used a second time
+        # [b, v]: the same parameter, used a second time
+        return self.output(self.body(x), self.embedding.weight)
 
 
 def batches(steps, seed):
@@ -455,7 +522,8 @@ def train(model):
 
 torch.manual_seed(0)
 plain = TiedModel(nn.Embedding(VOCAB, HIDDEN, **options()), F.linear)
-plain.embedding.weight.data.mul_(0.1)  # otherwise, the first logits would be far too large
+# otherwise, the first logits would be far too large
+plain.embedding.weight.data.mul_(0.1)
 start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
 plain_losses = train(plain)
 
@@ -473,7 +541,12 @@ def on_ranks(output):
     with record() as section:
         losses = train(model)
     calls = {kind: total.calls / STEPS for kind, total in section.totals().items()}
-    return {"losses": losses, "state": full_state_dict(model), "new text": loss_on_new_text(model), "calls": calls}
+    return {
+        "losses": losses,
+        "state": full_state_dict(model),
+        "new text": loss_on_new_text(model),
+        "calls": calls,
+    }
 
 
 @torch.no_grad()
@@ -513,8 +586,14 @@ def loss_of_checkpoint(state):
 
 
 def row(model, new_text, losses=(None, None)):
-    numbers = {"first loss": losses[0], "last loss": losses[-1], "loss on new text": new_text}
-    return {"model": model} | {name: f"{value:.3f}" if value else "" for name, value in numbers.items()}
+    numbers = {
+        "first loss": losses[0],
+        "last loss": losses[-1],
+        "loss on new text": new_text,
+    }
+    return {"model": model} | {
+        name: f"{value:.3f}" if value else "" for name, value in numbers.items()
+    }
 
 
 broken = launch(on_ranks, 2, args=(without_f,))
@@ -555,11 +634,16 @@ def with_dtensor(ids):
     from torch.distributed.tensor import Replicate, init_device_mesh
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-    theirs, mine = nn.Embedding(10, 2, device=device()), VocabParallelEmbedding(10, 2, multiple=1, device=device())
+    theirs, mine = (
+        nn.Embedding(10, 2, device=device()),
+        VocabParallelEmbedding(10, 2, multiple=1, device=device()),
+    )
     theirs.load_state_dict({"weight": TABLE})
     load_full_state_dict(mine, {"weight": TABLE.to(device())})
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    parallelize_module(theirs, mesh, RowwiseParallel(input_layouts=Replicate(), use_local_output=True))
+    parallelize_module(
+        theirs, mesh, RowwiseParallel(input_layouts=Replicate(), use_local_output=True)
+    )
     ids = torch.tensor(ids, device=device())
     return {"same vectors": torch.equal(theirs(ids).detach(), mine(ids).detach())}
 

@@ -37,7 +37,9 @@ from tplab.tensor import ColumnParallelLinear, RowParallelLinear, gather_from_re
 # %%
 text = corpus.python_sources(300_000)
 latest, following = torch.tensor(list(text[:-1])), torch.tensor(list(text[1:]))
-follows = torch.zeros(256, 256).index_put((latest, following), torch.tensor(1.0), accumulate=True)
+follows = torch.zeros(256, 256).index_put(
+    (latest, following), torch.tensor(1.0), accumulate=True
+)
 
 
 def write(log_at=None):
@@ -46,14 +48,24 @@ def write(log_at=None):
     written = list(b"d")
     for step in range(48):
         if step == log_at and dist.get_rank() == 0:
-            torch.rand(1, device=device())  # rank 0 needs a random number for a log message
-        written.append(torch.multinomial(gather_from_region(half[written[-1]]), 1).item())
+            # rank 0 needs a random number for a log message
+            torch.rand(1, device=device())
+        written.append(
+            torch.multinomial(gather_from_region(half[written[-1]]), 1).item()
+        )
     return bytes(written).decode(errors="replace")
 
 
-runs = {"same seed": launch(write, 2), "rank 0 draws one extra number": launch(write, 2, args=(16,))}
+runs = {
+    "same seed": launch(write, 2),
+    "rank 0 draws one extra number": launch(write, 2, args=(16,)),
+}
 viz.table(
-    [{"run": name, "rank": rank, "text": repr(seen)} for name, run in runs.items() for rank, seen in enumerate(run)]
+    [
+        {"run": name, "rank": rank, "text": repr(seen)}
+        for name, run in runs.items()
+        for rank, seen in enumerate(run)
+    ]
 )
 
 # %% [markdown]
@@ -115,12 +127,17 @@ check("9.1", same_or_different)
 # %%
 def two_masks():
     torch.manual_seed(1)
-    return [F.dropout(torch.ones(6, columns, device=device()), 1 / 3) for columns in (16, 8)]
+    return [
+        F.dropout(torch.ones(6, columns, device=device()), 1 / 3) for columns in (16, 8)
+    ]
 
 
 after_g, inside = zip(*launch(two_masks, 4), strict=True)
 viz.masks(
-    {"after g, each rank has all of [b, s, h]": after_g, "inside the MLP, each rank has its own [b, s, m/p]": inside}
+    {
+        "after g, each rank has all of [b, s, h]": after_g,
+        "inside the MLP, each rank has its own [b, s, m/p]": inside,
+    }
 )
 
 # %% [markdown]
@@ -159,7 +176,8 @@ def stream_seeds(seed, rank, world_size, copy=0):
     seed: the seed of the run; rank: this rank's number in its replica, 0 to world_size - 1; copy: the replica's number
     """
     ### BEGIN SOLUTION
-    first = seed + 1 + 2000 * copy  # 2000 seeds for each replica, which uses one of them, and one for each rank
+    # 2000 seeds for each replica, which uses one of them, and one for each rank
+    first = seed + 1 + 2000 * copy
     return {"init": seed, "replicated": first, "sharded": first + 1 + rank}
     ### END SOLUTION
 
@@ -174,7 +192,11 @@ check("9.2", stream_seeds)
 
 # %%
 viz.table(
-    [{"replica": copy, "rank": rank} | stream_seeds(1234, rank, 2, copy=copy) for copy in (0, 1) for rank in (0, 1)],
+    [
+        {"replica": copy, "rank": rank} | stream_seeds(1234, rank, 2, copy=copy)
+        for copy in (0, 1)
+        for rank in (0, 1)
+    ],
     title="your seeds for two replicas on two ranks each",
 )
 
@@ -187,12 +209,16 @@ viz.table(
 # %% tags=["setup"]
 def get_state():
     """Return a copy of the state of torch's generator on this rank's device."""
-    return torch.cuda.get_rng_state() if device().type == "cuda" else torch.get_rng_state()
+    return (
+        torch.cuda.get_rng_state() if device().type == "cuda" else torch.get_rng_state()
+    )
 
 
 def set_state(state):
     """Put a state that `get_state` returned into torch's generator."""
-    torch.cuda.set_rng_state(state) if device().type == "cuda" else torch.set_rng_state(state)
+    torch.cuda.set_rng_state(state) if device().type == "cuda" else torch.set_rng_state(
+        state
+    )
 
 
 # %% [markdown]
@@ -232,7 +258,9 @@ class RNGTracker:
         """Add a stream that starts from `seed`. Raises ValueError if the name or the seed is taken."""
         ### BEGIN SOLUTION
         if name in self.states or seed in self.seeds:
-            raise ValueError(f"the name {name!r} or the seed {seed} is taken, the streams are {sorted(self.states)}")
+            raise ValueError(
+                f"the name {name!r} or the seed {seed} is taken, the streams are {sorted(self.states)}"
+            )
         self.states[name] = torch.Generator(device()).manual_seed(seed).get_state()
         self.seeds.add(seed)
         ### END SOLUTION
@@ -301,7 +329,9 @@ def two_steps():
     for step in (1, 2):
         for name in ("current state", "replicated", "sharded"):
             with lending(tracker, name):
-                masks[f"step {step}, {name}"] = F.dropout(torch.ones(2, 16, device=device()), 1 / 3)
+                masks[f"step {step}, {name}"] = F.dropout(
+                    torch.ones(2, 16, device=device()), 1 / 3
+                )
         if dist.get_rank() == 0:
             torch.rand(1, device=device())  # for a log message
     return masks
@@ -322,16 +352,30 @@ viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 # %% tags=["setup"]
 def attention_weights(q, k):  # q, k [b, n, s, d] -> the causal weights [b, n, s, s]
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
-    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf).softmax(dim=-1)
+    return scores.masked_fill(
+        torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf
+    ).softmax(dim=-1)
 
 
 class Block(nn.Module):
     """The block of chapter 06 with dropout in four places: x [b, s, h], replicated -> [b, s, h], replicated."""
 
-    def __init__(self, hidden_size, num_heads, rate, tracker, *, group=None, device=None, dtype=None):
+    def __init__(
+        self,
+        hidden_size,
+        num_heads,
+        rate,
+        tracker,
+        *,
+        group=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         options = {"group": group, "device": device, "dtype": dtype}
-        self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, **options)
+        self.qkv = ColumnParallelLinear(
+            hidden_size, 3 * hidden_size, stride=3, **options
+        )
         self.out = RowParallelLinear(hidden_size, hidden_size, **options)
         self.up = ColumnParallelLinear(hidden_size, 4 * hidden_size, **options)
         self.down = RowParallelLinear(4 * hidden_size, hidden_size, **options)
@@ -341,7 +385,10 @@ class Block(nn.Module):
         return F.dropout(y, self.rate, self.training)
 
     def heads(self, x):  # [b, s, h] -> [b, s, h/p]
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, -1)
+        )
         return (self.drop(attention_weights(q, k)) @ v).transpose(1, 2).flatten(2)
 
     def inner(self, x):  # [b, s, h] -> [b, s, 4h/p]
@@ -375,10 +422,15 @@ class ByteModel(nn.Module):
         self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN, **options)
         self.position = nn.Embedding(CONTEXT, HIDDEN, **options)
         self.block = Block(HIDDEN, HEADS, RATE, tracker, **options)
-        self.norm, self.head = nn.LayerNorm(HIDDEN, **options), nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
+        self.norm, self.head = (
+            nn.LayerNorm(HIDDEN, **options),
+            nn.Linear(HIDDEN, corpus.VOCABULARY, **options),
+        )
 
     def forward(self, tokens):  # [b, s] bytes -> [b, s, 256]
-        return self.head(self.norm(self.block(self.embedding(tokens) + self.position.weight)))
+        return self.head(
+            self.norm(self.block(self.embedding(tokens) + self.position.weight))
+        )
 
 
 class OnlyOne:
@@ -391,7 +443,11 @@ class OnlyOne:
 def replica_drift(module):
     """Return the largest difference between two ranks' copies of a replicated parameter, as in exercise 5.3."""
     worst = 0.0
-    for parameter in (each.detach() for each in module.parameters() if not hasattr(each, "tensor_parallel")):
+    for parameter in (
+        each.detach()
+        for each in module.parameters()
+        if not hasattr(each, "tensor_parallel")
+    ):
         largest, smallest = parameter.clone(), parameter.clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
@@ -403,11 +459,16 @@ def train(only=None):
     torch.set_num_threads(1)
     tracker = make_tracker(2)
     model = ByteModel(OnlyOne(tracker, only) if only else tracker)
-    losses, kept = [], []  # kept: the share of each token's columns that this rank keeps inside the MLP
-    model.block.down.register_forward_pre_hook(lambda _, inputs: kept.append((inputs[0] != 0).double().mean(-1)))
+    # kept: the share of each token's columns that this rank keeps inside the MLP
+    losses, kept = [], []
+    model.block.down.register_forward_pre_hook(
+        lambda _, inputs: kept.append((inputs[0] != 0).double().mean(-1))
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
     for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, 40, seed=1):
-        loss = F.cross_entropy(model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten())
+        loss = F.cross_entropy(
+            model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -429,15 +490,22 @@ for name, only in (
     ("only from replicated", "replicated"),
 ):
     ranks = launch(train, 2, args=(only,), timeout=300)
-    kept = (ranks[0]["kept"] + ranks[1]["kept"]) / 2  # the share of all 4h columns, for each token
-    losses = {f"first loss, rank {rank}": f"{seen['losses'][0]:.4f}" for rank, seen in enumerate(ranks)}
+    # the share of all 4h columns, for each token
+    kept = (ranks[0]["kept"] + ranks[1]["kept"]) / 2
+    losses = {
+        f"first loss, rank {rank}": f"{seen['losses'][0]:.4f}"
+        for rank, seen in enumerate(ranks)
+    }
     seen = {
         "last loss": f"{ranks[0]['losses'][-1]:.3f}",
         "drift": f"{ranks[0]['drift']:.2g}",
         "std of the share kept": f"{kept.std():.4f}",
     }
     rows.append({"masks": name} | losses | seen)
-viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN)):.4f}")
+viz.table(
+    rows,
+    title=f"with independent masks, the std is {math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN)):.4f}",
+)
 
 # %% [markdown]
 # If all masks come from the stream "sharded", the two ranks drop different elements of the same tensor after g. From then on, they compute with different tensors, so they report different losses in the very first step, and their replicated parameters drift apart. That's bad, but at least you can see it in the table.
@@ -529,7 +597,8 @@ def torchs_own(function, x, tracker):
 
 def table_of(run_again):
     shares = {
-        name: launch(right_gradients, 2, args=(name, run_again)) for name in ("current state", "replicated", "sharded")
+        name: launch(right_gradients, 2, args=(name, run_again))
+        for name in ("current state", "replicated", "sharded")
     }
     return viz.table([{"dropout draws from": name} | {f"right on rank {rank}": f"{share:.1%}" for rank, share in enumerate(ranks)}
                       for name, ranks in shares.items()])  # fmt: skip
@@ -563,7 +632,12 @@ def checkpoint(function, *args, tracker):
         finally:
             tracker.load_state_dict(now)
 
-    return torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))
+    return torch_checkpoint(
+        function,
+        *args,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), replay()),
+    )
     ### END SOLUTION
 
 
@@ -601,17 +675,29 @@ predict("9.e", backward=4)
 def one_pass(checkpointed):
     tracker = make_tracker(1)
     block = MixedPrecisionBlock(HIDDEN, HEADS, RATE, tracker, device=device())
-    x = torch.randn(BATCH, CONTEXT, HIDDEN, device=device(), requires_grad=True)  # [b, s, h]
+    # [b, s, h]
+    x = torch.randn(BATCH, CONTEXT, HIDDEN, device=device(), requires_grad=True)
     with saved_for_backward(block) as kept, record() as forward:
         out = checkpoint(block, x, tracker=tracker) if checkpointed else block(x)
     with record() as backward:
         out.sum().backward()
-    calls = [sum(total.calls for total in section.totals().values()) for section in (forward, backward)]
-    return {"KiB kept for the backward pass": kept.bytes // 1024, "all-reduces forward": calls[0], "backward": calls[1]}
+    calls = [
+        sum(total.calls for total in section.totals().values())
+        for section in (forward, backward)
+    ]
+    return {
+        "KiB kept for the backward pass": kept.bytes // 1024,
+        "all-reduces forward": calls[0],
+        "backward": calls[1],
+    }
 
 
 viz.table(
-    [{"p": p, "checkpointed": on} | launch(one_pass, p, args=(on,))[0] for p in (1, 2, 4) for on in (False, True)]
+    [
+        {"p": p, "checkpointed": on} | launch(one_pass, p, args=(on,))[0]
+        for p in (1, 2, 4)
+        for on in (False, True)
+    ]
 )
 
 # %% [markdown]

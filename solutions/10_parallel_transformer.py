@@ -42,13 +42,17 @@ predict("10.a", before_g=(7, 10), rank_0_only=(4, 6), dx_on_rank_1=0)
 def add_residual():
     rank = dist.get_rank()
     x = torch.tensor([3.0, 4.0], device=device(), requires_grad=True)
-    y = torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device())[rank]  # this rank's partial sum of the block's output
+    # this rank's partial sum of the block's output
+    y = torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device())[rank]
     streams = {
         "after g": x + reduce_from_region(y),
         "before g": reduce_from_region(x + y),
         "before g, on rank 0 only": reduce_from_region(x * (rank == 0) + y),
     }
-    return {way: (z.tolist(), torch.autograd.grad(z.sum(), x)[0].tolist()) for way, z in streams.items()}
+    return {
+        way: (z.tolist(), torch.autograd.grad(z.sum(), x)[0].tolist())
+        for way, z in streams.items()
+    }
 
 
 ranks = launch(add_residual, 2)
@@ -125,7 +129,8 @@ predict("10.b", forward=2, backward=2, bytes_each=4096, for_norms_and_biases=0)
 
 # %%
 def one_pass():
-    from tplab.gpt import ParallelTransformerLayer as Ready  # the course's layer. Yours will take its place soon
+    # the course's layer. Yours will take its place soon
+    from tplab.gpt import ParallelTransformerLayer as Ready
 
     layer = Ready(32, 4, device=device())
     x = torch.randn(2, 16, 32, device=device(), requires_grad=True)
@@ -156,7 +161,9 @@ viz.explore(show_layer, p=(2, 4))
 predict("10.c", one_more=256, bfloat16=256, float32=288)
 
 # %%
-stream = {dtype: torch.tensor(256.0, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)}
+stream = {
+    dtype: torch.tensor(256.0, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)
+}
 print(stream[torch.bfloat16] + 1)
 for _ in range(64):
     stream = {dtype: x + torch.tensor(0.5).bfloat16() for dtype, x in stream.items()}
@@ -188,7 +195,10 @@ def largest_error(bias_dropout_add, dtype, layers=48):
     x = torch.randn(64, 256, generator=generator).bfloat16()
     stream, correct = x.to(dtype), x.double()
     for _ in range(2 * layers):  # each layer has two blocks
-        y, bias = (torch.randn(size, generator=generator).bfloat16() for size in ((64, 256), (256,)))
+        y, bias = (
+            torch.randn(size, generator=generator).bfloat16()
+            for size in ((64, 256), (256,))
+        )
         stream = bias_dropout_add(y, bias, stream, 0.0, True)
         correct = correct + y.double() + bias.double()
     return f"{(stream.double() - correct).abs().max():.1g}"
@@ -197,7 +207,10 @@ def largest_error(bias_dropout_add, dtype, layers=48):
 def switched(bias_dropout_add):
     dtypes = {"off": torch.bfloat16, "on": torch.float32}
     return [
-        {"float32 stream": name, "largest error": largest_error(bias_dropout_add, dtype)}
+        {
+            "float32 stream": name,
+            "largest error": largest_error(bias_dropout_add, dtype),
+        }
         for name, dtype in dtypes.items()
     ]
 
@@ -256,7 +269,8 @@ viz.table(switched(bias_dropout_add))
 # In the very first transformer, the norms came after the residuals were added (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the next block reads the output of a norm, and the same output is also this block's residual. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. Megatron calls this option `apply_residual_connection_post_layernorm`.
 
 # %% tags=["setup"]
-from tplab.gpt.transformer import LayerNorm  # nn.LayerNorm, but it computes in the dtype of its input
+# nn.LayerNorm, but it computes in the dtype of its input
+from tplab.gpt.transformer import LayerNorm
 from tplab.tensor import ParallelAttention, ParallelMLP
 
 # %% [markdown] task="10.3" title="ParallelTransformerLayer" difficulty=3 minutes=14
@@ -280,31 +294,57 @@ class ParallelTransformerLayer(nn.Module):
         attention_dropout=0.0, apply_residual_connection_post_layernorm=False, group=None, device=None, dtype=None,
     ):  # fmt: skip
         super().__init__()
-        self.hidden_dropout, self.post = hidden_dropout, apply_residual_connection_post_layernorm
+        self.hidden_dropout, self.post = (
+            hidden_dropout,
+            apply_residual_connection_post_layernorm,
+        )
         place = {"device": device, "dtype": dtype}
         block = {"skip_bias_add": True, "group": group, **place}
         self.attention_norm = LayerNorm(hidden_size, **place)
-        self.attention = ParallelAttention(hidden_size, num_heads, causal=causal, dropout=attention_dropout, **block)
+        self.attention = ParallelAttention(
+            hidden_size, num_heads, causal=causal, dropout=attention_dropout, **block
+        )
         self.cross_attention = None
         if cross_attention:
             self.cross_norm = LayerNorm(hidden_size, **place)
             self.cross_attention = ParallelAttention(
-                hidden_size, num_heads, attention_type="cross", dropout=attention_dropout, **block
+                hidden_size,
+                num_heads,
+                attention_type="cross",
+                dropout=attention_dropout,
+                **block,
             )
         self.mlp_norm = LayerNorm(hidden_size, **place)
         self.mlp = ParallelMLP(hidden_size, activation=activation, **block)
 
-    def forward(self, x, memory=None, *, key_padding_mask=None, memory_padding_mask=None, rng=None):
+    def forward(
+        self,
+        x,
+        memory=None,
+        *,
+        key_padding_mask=None,
+        memory_padding_mask=None,
+        rng=None,
+    ):
         """key_padding_mask: bool [b, s], memory_padding_mask: bool [b, t], True where a token is padding, or None."""
         ### BEGIN SOLUTION
 
         def add_block(x, norm, block, *args, **options):
             normed = norm(x)  # [b, s, h]
-            y, bias = block(normed.to(norm.weight.dtype), *args, **options)  # [b, s, h], [h]
+            # [b, s, h], [h]
+            y, bias = block(normed.to(norm.weight.dtype), *args, **options)
             residual = normed if self.post else x
-            return bias_dropout_add(y, bias, residual, self.hidden_dropout, self.training, rng)
+            return bias_dropout_add(
+                y, bias, residual, self.hidden_dropout, self.training, rng
+            )
 
-        x = add_block(x, self.attention_norm, self.attention, key_padding_mask=key_padding_mask, rng=rng)
+        x = add_block(
+            x,
+            self.attention_norm,
+            self.attention,
+            key_padding_mask=key_padding_mask,
+            rng=rng,
+        )
         if self.cross_attention is not None:
             options = {"key_padding_mask": memory_padding_mask, "rng": rng}
             x = add_block(x, self.cross_norm, self.cross_attention, memory, **options)
@@ -332,12 +372,19 @@ predict("10.d", forward=3, backward=4)
 BOTH = {"self_attn.in_proj_": "attention.qkv.", "self_attn.out_proj.": "attention.out.", "linear1.": "mlp.up.",
         "linear2.": "mlp.down.", "norm1.": "attention_norm."}  # fmt: skip
 ENCODER = BOTH | {"norm2.": "mlp_norm."}
-DECODER = BOTH | {"norm2.": "cross_norm.", "norm3.": "mlp_norm.", "multihead_attn.out_proj.": "cross_attention.out."}
+DECODER = BOTH | {
+    "norm2.": "cross_norm.",
+    "norm3.": "mlp_norm.",
+    "multihead_attn.out_proj.": "cross_attention.out.",
+}
 
 
 def against_pytorch(kind):
     torch.manual_seed(0)
-    options, is_decoder = {"device": device(), "dtype": torch.float64}, kind is nn.TransformerDecoderLayer
+    options, is_decoder = (
+        {"device": device(), "dtype": torch.float64},
+        kind is nn.TransformerDecoderLayer,
+    )
     theirs = kind(32, 4, 128, 0.0, F.gelu, batch_first=True, norm_first=True, **options)
     state = dict(theirs.state_dict())
     full = {}
@@ -345,12 +392,30 @@ def against_pytorch(kind):
         q, kv = state.pop(f"multihead_attn.in_proj_{end}").split([32, 64])
         full |= {f"cross_attention.q.{end}": q, f"cross_attention.kv.{end}": kv}
     for name, value in state.items():
-        start, ours = next(pair for pair in (DECODER if is_decoder else ENCODER).items() if name.startswith(pair[0]))
+        start, ours = next(
+            pair
+            for pair in (DECODER if is_decoder else ENCODER).items()
+            if name.startswith(pair[0])
+        )
         full[ours + name.removeprefix(start)] = value
-    layer = ParallelTransformerLayer(32, 4, causal=is_decoder, cross_attention=is_decoder, activation="gelu", **options)
+    layer = ParallelTransformerLayer(
+        32,
+        4,
+        causal=is_decoder,
+        cross_attention=is_decoder,
+        activation="gelu",
+        **options,
+    )
     load_full_state_dict(layer, full)  # each rank takes its shards
-    texts = [torch.randn(2, s, 32, requires_grad=True, **options) for s in ((6, 9) if is_decoder else (6,))]
-    causal = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(6, **options)} if is_decoder else {}
+    texts = [
+        torch.randn(2, s, 32, requires_grad=True, **options)
+        for s in ((6, 9) if is_decoder else (6,))
+    ]
+    causal = (
+        {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(6, **options)}
+        if is_decoder
+        else {}
+    )
     with record() as forward:
         out = layer(*texts)
     with record() as backward:
@@ -391,7 +456,11 @@ predict("10.e", all_reduces=12, of_bsh=10)
 # %% tags=["setup"]
 from tplab.gpt import transformer
 from tplab.memory import GPTConfig
-from tplab.tensor import VocabParallelEmbedding, parallel_logits, vocab_parallel_cross_entropy
+from tplab.tensor import (
+    VocabParallelEmbedding,
+    parallel_logits,
+    vocab_parallel_cross_entropy,
+)
 
 # %% [markdown] task="10.4" title="ParallelGPT" difficulty=3 minutes=10
 # Write `forward` and `init_std`.
@@ -416,13 +485,26 @@ class ParallelGPT(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.config, self.float32_residual, self.group = config, float32_residual, group
-        place, h, rate = {"device": device, "dtype": dtype}, config.hidden_size, config.dropout
-        options = {"activation": config.activation, "hidden_dropout": rate, "attention_dropout": rate, **place}
-        layer_class = layer_class or transformer.ParallelTransformerLayer  # the course's layer
-        self.embedding = VocabParallelEmbedding(config.vocab_size, h, multiple=multiple, group=group, **place)
+        place, h, rate = (
+            {"device": device, "dtype": dtype},
+            config.hidden_size,
+            config.dropout,
+        )
+        options = {
+            "activation": config.activation,
+            "hidden_dropout": rate,
+            "attention_dropout": rate,
+            **place,
+        }
+        # the course's layer
+        layer_class = layer_class or transformer.ParallelTransformerLayer
+        self.embedding = VocabParallelEmbedding(
+            config.vocab_size, h, multiple=multiple, group=group, **place
+        )
         self.positions = nn.Embedding(config.seq_length, h, **place)
         self.layers = nn.ModuleList(
-            layer_class(h, config.num_heads, group=group, **options) for _ in range(config.num_layers)
+            layer_class(h, config.num_heads, group=group, **options)
+            for _ in range(config.num_layers)
         )
         self.final_norm = LayerNorm(h, **place)
 
@@ -436,10 +518,13 @@ class ParallelGPT(nn.Module):
         for layer in self.layers:
             x = layer(x, rng=rng)  # [b, s, h]
         x = self.final_norm(x).to(self.embedding.weight.dtype)
-        logits = parallel_logits(x, self.embedding.weight, group=self.group)  # [b, s, v/p]
+        # [b, s, v/p]
+        logits = parallel_logits(x, self.embedding.weight, group=self.group)
         if targets is None:
             return logits
-        return vocab_parallel_cross_entropy(logits, targets, vocab_size=self.config.vocab_size, group=self.group)
+        return vocab_parallel_cross_entropy(
+            logits, targets, vocab_size=self.config.vocab_size, group=self.group
+        )
         ### END SOLUTION
 
 
@@ -460,7 +545,8 @@ def init_std(name, num_layers, std=0.02):
 check("10.4", ParallelGPT, init_std)
 
 # %%
-from tplab.plain import GPT  # a GPT in plain PyTorch, whose parameters have the same names
+# a GPT in plain PyTorch, whose parameters have the same names
+from tplab.plain import GPT
 
 
 def new_gpt(config, std_of):
@@ -476,16 +562,33 @@ def new_gpt(config, std_of):
 
 @torch.no_grad()
 def stds_by_depth(std_of):
-    config = GPTConfig(num_layers=24, hidden_size=256, num_heads=8, vocab_size=256, seq_length=64, dropout=0.0)
+    config = GPTConfig(
+        num_layers=24,
+        hidden_size=256,
+        num_heads=8,
+        vocab_size=256,
+        seq_length=64,
+        dropout=0.0,
+    )
     model, stds = new_gpt(config, std_of), []
     for layer in model.layers:
-        layer.register_forward_hook(lambda layer, given, out: stds.append(out.std().item()))
+        layer.register_forward_hook(
+            lambda layer, given, out: stds.append(out.std().item())
+        )
     model(torch.randint(256, (2, 64)))
     return stds
 
 
-by_depth = {"0.02 for all weights": stds_by_depth(lambda name, num_layers: 0.02), "yours": stds_by_depth(init_std)}
-viz.curves(by_depth, title="the standard deviation of the stream", xlabel="layer", ylabel="standard deviation")
+by_depth = {
+    "0.02 for all weights": stds_by_depth(lambda name, num_layers: 0.02),
+    "yours": stds_by_depth(init_std),
+}
+viz.curves(
+    by_depth,
+    title="the standard deviation of the stream",
+    xlabel="layer",
+    ylabel="standard deviation",
+)
 
 # %% [markdown]
 # ## Train it
@@ -496,7 +599,13 @@ viz.curves(by_depth, title="the standard deviation of the stream", xlabel="layer
 from tplab.common import corpus
 
 CONFIG = GPTConfig(
-    num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, seq_length=96, activation="gelu_tanh", dropout=0.0
+    num_layers=2,
+    hidden_size=64,
+    num_heads=4,
+    vocab_size=256,
+    seq_length=96,
+    activation="gelu_tanh",
+    dropout=0.0,
 )
 CONTEXT, BATCH, STEPS = 48, 16, 120
 text = corpus.python_sources(4500)[3000:]
@@ -529,13 +638,22 @@ def train_mine(full):
     return losses, section.totals()["all_reduce"].calls / STEPS
 
 
-plain = new_gpt(CONFIG, lambda name, num_layers: init_std(name, num_layers, 0.1)).to(device())
+plain = new_gpt(CONFIG, lambda name, num_layers: init_std(name, num_layers, 0.1)).to(
+    device()
+)
 start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
 plain_losses = train(plain)
 losses, calls = launch(train_mine, 2, args=(start,), timeout=300)[1]  # rank 1's
-furthest = max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True))
-print(f"{calls:.0f} all-reduces per step, and the losses never differ by more than {furthest:.0e}")
-viz.curves({"plain PyTorch": plain_losses, "your GPT, p = 2": losses}, title="a GPT on two ranks")
+furthest = max(
+    abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True)
+)
+print(
+    f"{calls:.0f} all-reduces per step, and the losses never differ by more than {furthest:.0e}"
+)
+viz.curves(
+    {"plain PyTorch": plain_losses, "your GPT, p = 2": losses},
+    title="a GPT on two ranks",
+)
 
 # %% [markdown]
 # The two curves lie on top of each other, and the chart below them shows how little they differ. Yet neither process ever had the full model.
@@ -569,10 +687,12 @@ def best_token(logits, vocab_size, group=None):
     width = logits.shape[1]
     start = dist.get_rank(group) * width
     ids = torch.arange(start, start + width, device=logits.device)  # [v/p]
-    largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)  # [b] each
+    # [b] each
+    largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)
     largest_of_all = largest.clone()
     dist.all_reduce(largest_of_all, op=dist.ReduceOp.MAX, group=group)
-    token = torch.where(largest == largest_of_all, start + index, vocab_size)  # [b]; vocab_size is above all ids
+    # [b]; vocab_size is above all ids
+    token = torch.where(largest == largest_of_all, start + index, vocab_size)
     dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)
     return token
     ### END SOLUTION
@@ -596,7 +716,8 @@ check("10.5", best_token)
 def generate(model, prompt, new_tokens):
     text = prompt  # [b, s]
     for _ in range(new_tokens):
-        token = best_token(model(text)[:, -1], model.config.vocab_size, model.group)  # [b]
+        # [b]
+        token = best_token(model(text)[:, -1], model.config.vocab_size, model.group)
         text = torch.cat([text, token[:, None]], dim=1)
     return text
 
@@ -605,8 +726,13 @@ PROMPTS = ["class _F", "    def ", "import t"]
 
 
 def write(full):
-    prompts = torch.tensor([list(prompt.encode()) for prompt in PROMPTS], device=device())
-    return [bytes(line).decode(errors="replace") for line in generate(my_gpt(full), prompts, 40).tolist()]
+    prompts = torch.tensor(
+        [list(prompt.encode()) for prompt in PROMPTS], device=device()
+    )
+    return [
+        bytes(line).decode(errors="replace")
+        for line in generate(my_gpt(full), prompts, 40).tolist()
+    ]
 
 
 @torch.no_grad()
@@ -641,8 +767,12 @@ class ResidualBeforeG(ParallelTransformerLayer):
     def forward(self, x, memory=None, **options):
         y, bias = self.attention(self.attention_norm(x))
         x = x + y + bias  # [b, s, h], which is still correct
-        inner = F.gelu(self.mlp.up(self.mlp_norm(x)), approximate="tanh")  # [b, s, 4h/p]
-        return reduce_from_region(x + F.linear(inner, self.mlp.down.weight)) + self.mlp.down.bias
+        # [b, s, 4h/p]
+        inner = F.gelu(self.mlp.up(self.mlp_norm(x)), approximate="tanh")
+        return (
+            reduce_from_region(x + F.linear(inner, self.mlp.down.weight))
+            + self.mlp.down.bias
+        )
 
 
 def loss_of(full, layer_class):
@@ -718,20 +848,29 @@ from tplab.tensor import shard
 OURS = {"wte": "embedding", "wpe": "positions", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out",
         "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down", "ln_1": "attention_norm", "ln_2": "mlp_norm",
         "ln_f": "final_norm"}  # fmt: skip
-SPLITS = {"rows": (0, 1), "qkv": (0, 3), "columns": (1, 1)}  # dimension, number of stacked matrices
+# dimension, number of stacked matrices
+SPLITS = {"rows": (0, 1), "qkv": (0, 3), "columns": (1, 1)}
 
 
 def load_gpt2(state, plan):
     mine = {}
     for full_name, tensor in state.items():
-        number, name, end = re.fullmatch(r"transformer\.(?:h\.(\d+)\.)?(.+)\.(weight|bias)", full_name).groups()
+        number, name, end = re.fullmatch(
+            r"transformer\.(?:h\.(\d+)\.)?(.+)\.(weight|bias)", full_name
+        ).groups()
         transpose, split = plan.get(f"{name}.{end}", (False, "replicated"))
         tensor = tensor.t() if transpose else tensor
         if split in SPLITS:
             dim, blocks = SPLITS[split]
-            tensor = shard(tensor, dim, dist.get_rank(), dist.get_world_size(), stride=blocks)
-        mine[f"layers.{number}." * (number is not None) + f"{OURS[name]}.{end}"] = tensor
-    model = ParallelGPT(CONFIG, ParallelTransformerLayer, device=device(), dtype=torch.float64)
+            tensor = shard(
+                tensor, dim, dist.get_rank(), dist.get_world_size(), stride=blocks
+            )
+        mine[f"layers.{number}." * (number is not None) + f"{OURS[name]}.{end}"] = (
+            tensor
+        )
+    model = ParallelGPT(
+        CONFIG, ParallelTransformerLayer, device=device(), dtype=torch.float64
+    )
     model.load_state_dict(mine)
     return model
 
@@ -746,10 +885,21 @@ def loss_without_transposing(state, name):
         return "an error"
 
 
-gpt2 = {name: value for name, value in to_hugging_face(trained, CONFIG).items() if not name.startswith("lm_head")}
+gpt2 = {
+    name: value
+    for name, value in to_hugging_face(trained, CONFIG).items()
+    if not name.startswith("lm_head")
+}
 names = ["", *[name for name, (transpose, _) in gpt2_plan().items() if transpose]]
-losses = {name: launch(loss_without_transposing, 2, args=(gpt2, name))[0] for name in names}
-viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for name, loss in losses.items()])
+losses = {
+    name: launch(loss_without_transposing, 2, args=(gpt2, name))[0] for name in names
+}
+viz.table(
+    [
+        {"not transposed": name or "(your table)", "loss, p = 2": loss}
+        for name, loss in losses.items()
+    ]
+)
 
 # %% [markdown]
 # `attn.c_proj.weight` is square, so its shape doesn't reveal the mistake. So always compare the logits of a loaded model with those of the original.

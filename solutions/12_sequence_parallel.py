@@ -26,7 +26,11 @@ from tplab import collectives, device, launch, memory, record, viz
 from tplab.common import corpus
 from tplab.course import check, predict, symptoms
 from tplab.memory import saved_for_backward
-from tplab.sequence import gather_from_sequence_region, gather_linear_again, reduce_scatter_to_sequence_region
+from tplab.sequence import (
+    gather_from_sequence_region,
+    gather_linear_again,
+    reduce_scatter_to_sequence_region,
+)
 from tplab.sequence.examples import MLP, Attention, TensorParallelBlock
 from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 
@@ -48,7 +52,8 @@ predict("12.a", all_reduce=6144, gather_and_scatter=6144)
 # %%
 def between_two_matmuls(take_a_break):
     torch.manual_seed(dist.get_rank())
-    term = torch.randn(16, 2, 32).to(device())  # [s, b, h], so that a rank's tokens are contiguous
+    # [s, b, h], so that a rank's tokens are contiguous
+    term = torch.randn(16, 2, 32).to(device())
     with record() as section:
         y = collectives.ring_reduce_scatter(term)  # [s/p, b, h]
         if not take_a_break:
@@ -57,10 +62,17 @@ def between_two_matmuls(take_a_break):
         if take_a_break:
             out = collectives.ring_all_gather(out)  # [s, b, h]
     sent = section.totals()["send"].bytes
-    return {"out": out, "tokens that a rank normalizes": y.shape[0] * y.shape[1], "bytes that it sends": sent}
+    return {
+        "out": out,
+        "tokens that a rank normalizes": y.shape[0] * y.shape[1],
+        "bytes that it sends": sent,
+    }
 
 
-runs = {answer: launch(between_two_matmuls, 4, args=(answer == "yes",))[0] for answer in ("no", "yes")}
+runs = {
+    answer: launch(between_two_matmuls, 4, args=(answer == "yes",))[0]
+    for answer in ("no", "yes")
+}
 print("the same output:", torch.equal(*(run.pop("out") for run in runs.values())))
 viz.table([{"a break": answer} | run for answer, run in runs.items()])
 
@@ -153,7 +165,8 @@ class GatherFromSequence(Function):
         """x [b, s/p, ..] -> [b, s, ..]: the tokens of all ranks, in the order of the ranks."""
         ### BEGIN SOLUTION
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]  # p times [b, s/p, ..]
+        # p times [b, s/p, ..]
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, x)
         return torch.cat(parts, dim=1)  # [b, s, ..]
         ### END SOLUTION
@@ -173,7 +186,8 @@ class ReduceScatterToSequence(Function):
     def forward(ctx, x):
         """x [b, s, ..] -> [b, s/p, ..]: this rank's tokens of the sum."""
         ### BEGIN SOLUTION
-        parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), dim=1)]  # p times [b, s/p, ..]
+        # p times [b, s/p, ..]
+        parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), dim=1)]
         total = torch.empty_like(parts[0])
         dist.reduce_scatter(total, parts)
         return total  # [b, s/p, ..]
@@ -245,7 +259,13 @@ def partial_gradients():
     attention.k_norm.weight, attention.out.weight, bias
     """
     ### BEGIN SOLUTION
-    return {"norm.weight", "norm.bias", "attention.q_norm.weight", "attention.k_norm.weight", "bias"}
+    return {
+        "norm.weight",
+        "norm.bias",
+        "attention.q_norm.weight",
+        "attention.k_norm.weight",
+        "bias",
+    }
     ### END SOLUTION
 
 
@@ -255,7 +275,11 @@ def allreduce_sequence_gradients(module, group=None):
     Use one all-reduce, write the sums into param.grad, and return nothing.
     """
     ### BEGIN SOLUTION
-    marked = [param for param in module.parameters() if getattr(param, "sequence_parallel", False)]
+    marked = [
+        param
+        for param in module.parameters()
+        if getattr(param, "sequence_parallel", False)
+    ]
     gradients = [param.grad for param in marked if param.grad is not None]
     total = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(total, group=group)
@@ -298,12 +322,21 @@ class ByteGPT(nn.Module):
     def __init__(self, block_class):
         super().__init__()
         place = {"device": device(), "dtype": torch.float64}
-        self.embedding, self.positions = nn.Embedding(256, HIDDEN, **place), nn.Embedding(CONTEXT, HIDDEN, **place)
+        self.embedding, self.positions = (
+            nn.Embedding(256, HIDDEN, **place),
+            nn.Embedding(CONTEXT, HIDDEN, **place),
+        )
         self.blocks = nn.ModuleList()
         for _ in range(2):
-            for inner in (Attention(HIDDEN, 4, qk_norm=True, **place), MLP(HIDDEN, **place)):
+            for inner in (
+                Attention(HIDDEN, 4, qk_norm=True, **place),
+                MLP(HIDDEN, **place),
+            ):
                 self.blocks.append(block_class(HIDDEN, inner, **place))
-        self.norm, self.head = nn.LayerNorm(HIDDEN, **place), nn.Linear(HIDDEN, 256, **place)
+        self.norm, self.head = (
+            nn.LayerNorm(HIDDEN, **place),
+            nn.Linear(HIDDEN, 256, **place),
+        )
 
     def forward(self, ids, positions):
         x = self.embedding(ids) + self.positions(positions)  # [b, s/p, h]
@@ -319,11 +352,17 @@ def train(block_class, add_up, start):
     load_full_state_dict(model, start)
     for param in model.parameters():
         param.sequence_parallel = not hasattr(param, "tensor_parallel")
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0), []
+    optimizer, losses = (
+        torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0),
+        [],
+    )
     for batch in corpus.byte_batches(text, CONTEXT, BATCH, STEPS, seed=1):
-        ids, targets = (shard(each.to(device()), 1, rank, p) for each in batch)  # [b, s/p]
+        # [b, s/p]
+        ids, targets = (shard(each.to(device()), 1, rank, p) for each in batch)
         logits = model(ids, shard(torch.arange(CONTEXT, device=device()), 0, rank, p))
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / (BATCH * CONTEXT)
+        loss = F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="sum"
+        ) / (BATCH * CONTEXT)
         optimizer.zero_grad()
         loss.backward()
         add_up(model)
@@ -331,7 +370,13 @@ def train(block_class, add_up, start):
         total = loss.detach().clone()
         dist.all_reduce(total)  # each rank has the loss of its own tokens
         losses.append(total.item())
-    copies = torch.cat([param.detach().flatten() for param in model.parameters() if param.sequence_parallel])
+    copies = torch.cat(
+        [
+            param.detach().flatten()
+            for param in model.parameters()
+            if param.sequence_parallel
+        ]
+    )
     lowest, highest = copies.clone(), copies
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
@@ -345,12 +390,19 @@ def first_weights():
 
 start = launch(first_weights, 1)[0]
 plain = launch(train, 1, args=(TensorParallelBlock, lambda model: None, start))[0]
-mine = launch(train, 2, args=(SequenceParallelBlock, allreduce_sequence_gradients, start))[0]
-viz.curves({"single process": plain["losses"], "your blocks, p = 2": mine["losses"]}, title=f"{STEPS} steps on bytes")
+mine = launch(
+    train, 2, args=(SequenceParallelBlock, allreduce_sequence_gradients, start)
+)[0]
+viz.curves(
+    {"single process": plain["losses"], "your blocks, p = 2": mine["losses"]},
+    title=f"{STEPS} steps on bytes",
+)
 
 # %%
 apart = max(abs(a - b) for a, b in zip(plain["losses"], mine["losses"], strict=True))
-print(f"largest difference between the two losses: {apart:.0e}; ranks apart by {mine['drift']:.0e}")
+print(
+    f"largest difference between the two losses: {apart:.0e}; ranks apart by {mine['drift']:.0e}"
+)
 
 # %% [markdown]
 # ## The bill
@@ -370,21 +422,38 @@ BETWEEN = ("norm", "dropout mask", "input of Q, K and V", "input of the MLP")
 def part(name):
     if name == "attention scores":
         return name
-    return "between the matmuls" if any(word in name for word in BETWEEN) else "inside attention and MLP"
+    return (
+        "between the matmuls"
+        if any(word in name for word in BETWEEN)
+        else "inside attention and MLP"
+    )
 
 
 def show_layer(p, sequence_parallel):
     bars = {}
-    for title, recompute in (("nothing recomputed", "nothing"), ("scores recomputed", "attention")):
-        bars[title] = dict.fromkeys(("attention scores", "inside attention and MLP", "between the matmuls"), 0)
-        kept = memory.layer_activations(GPT3, tp=p, sequence_parallel=sequence_parallel, recompute=recompute)
+    for title, recompute in (
+        ("nothing recomputed", "nothing"),
+        ("scores recomputed", "attention"),
+    ):
+        bars[title] = dict.fromkeys(
+            ("attention scores", "inside attention and MLP", "between the matmuls"), 0
+        )
+        kept = memory.layer_activations(
+            GPT3, tp=p, sequence_parallel=sequence_parallel, recompute=recompute
+        )
         for name, size in kept.items():
             bars[title][part(name)] += size
     scale = sum(memory.layer_activations(GPT3).values())
-    return viz.saved_activations(bars, scale=scale, title=f"a layer of GPT-3 on each of p = {p} ranks: bytes saved")
+    return viz.saved_activations(
+        bars,
+        scale=scale,
+        title=f"a layer of GPT-3 on each of p = {p} ranks: bytes saved",
+    )
 
 
-viz.explore(show_layer, p=(1, 2, 4, 8, 16), sequence_parallel=(False, True), start={"p": 8})
+viz.explore(
+    show_layer, p=(1, 2, 4, 8, 16), sequence_parallel=(False, True), start={"p": 8}
+)
 
 # %% [markdown]
 # That's the theory. Now let's measure how much memory a layer made of *your* blocks really saves.
@@ -395,26 +464,37 @@ class GatherAgain(SequenceParallelBlock):
     """The same block, but it saves only this rank's tokens for the backward pass and gathers the others again."""
 
     def forward(self, x, rng=None):
-        y = self.inner(self.norm(x), rng, multiply=partial(gather_linear_again, group=self.group))
+        y = self.inner(
+            self.norm(x), rng, multiply=partial(gather_linear_again, group=self.group)
+        )
         y = reduce_scatter_to_sequence_region(y, self.group)  # [b, s/p, h]
-        return x + dropout(y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng)
+        return x + dropout(
+            y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng
+        )
 
 
 def saved_and_sent(block_class, b=2, s=64, h=64):
-    F.dropout = lambda x, rate, training=True: torch.native_dropout(x, rate, training)[0]  # masks of 1 byte, as on GPUs
+    # masks of 1 byte, as on GPUs
+    F.dropout = lambda x, rate, training=True: torch.native_dropout(x, rate, training)[
+        0
+    ]
     tokens = s if block_class is TensorParallelBlock else s // dist.get_world_size()
     options = {"device": device(), "dtype": torch.bfloat16}
     inner = Attention(h, 4, rate=0.1, **options), MLP(h, **options)
-    layer = nn.ModuleList([block_class(h, each, hidden_dropout=0.1, **options) for each in inner])
+    layer = nn.ModuleList(
+        [block_class(h, each, hidden_dropout=0.1, **options) for each in inner]
+    )
     x = torch.randn(b, tokens, h, requires_grad=True, **options)
     rng = seed_all(1)
     with record() as section:
         with saved_for_backward(layer) as kept:
             y = layer[1](layer[0](x, rng), rng)
         y.sum().backward()
-    saved = sum(size for shape, _, size in kept.pieces if shape[-1] > 1)  # without the norms' mean and variance
+    # without the norms' mean and variance
+    saved = sum(size for shape, _, size in kept.pieces if shape[-1] > 1)
     kinds = [call.kind for call in section]
-    halves = sum(2 if kind == "all_reduce" else 1 for kind in kinds)  # each sends (p - 1)/p of the tensor in a ring
+    # each sends (p - 1)/p of the tensor in a ring
+    halves = sum(2 if kind == "all_reduce" else 1 for kind in kinds)
     return {"bytes saved per element": saved / (b * s * h)} | {
         name: kinds.count(name) for name in ("all_reduce", "all_gather", "reduce_scatter")
     } | {"halves of an all-reduce": halves}  # fmt: skip
@@ -527,13 +607,26 @@ symptoms(12)
 
 # %%
 def with_dtensor(say_it):
-    from torch.distributed.tensor import Partial, Replicate, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor import (
+        Partial,
+        Replicate,
+        distribute_tensor,
+        init_device_mesh,
+    )
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    bias = distribute_tensor(torch.zeros(1, device=device()), mesh, [Replicate()]).requires_grad_()
+    bias = distribute_tensor(
+        torch.zeros(1, device=device()), mesh, [Replicate()]
+    ).requires_grad_()
     local = bias.to_local(grad_placements=[Partial()]) if say_it else bias.to_local()
-    upstream = shard(torch.tensor([1.0, 2.0, 3.0, 4.0], device=device()), 0, dist.get_rank(), dist.get_world_size())
-    ((local + torch.zeros_like(upstream)) * upstream).sum().backward()  # the four tokens of prediction 12.b
+    upstream = shard(
+        torch.tensor([1.0, 2.0, 3.0, 4.0], device=device()),
+        0,
+        dist.get_rank(),
+        dist.get_world_size(),
+    )
+    # the four tokens of prediction 12.b
+    ((local + torch.zeros_like(upstream)) * upstream).sum().backward()
     return bias.grad.full_tensor().item()
 
 

@@ -77,11 +77,17 @@ def gpipe(p, m):
 def play(lists):
     """Draw when each rank works on which action of its list."""
     spans = schedule_order.simulate(as_schedule(lists))
-    return viz.schedule(spans, title=f"{max(span.end for row in spans for span in row):g} units of time")
+    return viz.schedule(
+        spans, title=f"{max(span.end for row in spans for span in row):g} units of time"
+    )
 
 
 def as_schedule(lists):
-    return Schedule("", tuple(map(tuple, lists)), micro_batches=1 + max(action.micro_batch for action in lists[0]))
+    return Schedule(
+        "",
+        tuple(map(tuple, lists)),
+        micro_batches=1 + max(action.micro_batch for action in lists[0]),
+    )
 
 
 # %%
@@ -165,7 +171,9 @@ def costs(make_lists, p, m):
             "most on the shelves": ", ".join(map(str, schedules.peak_live(plan)))}  # fmt: skip
 
 
-viz.table([costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe, schedule)])
+viz.table(
+    [costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe, schedule)]
+)
 
 # %% [markdown]
 # The explanations have a point. With the same number of micro-batches, both schedules have the same bubble. But in your schedule, the number of micro-batches on a shelf doesn't grow with $m$. So you can afford a larger $m$, which makes the bubble smaller.
@@ -188,7 +196,8 @@ viz.table([costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe,
 def forward_stage(stage, message):
     """message [b, ..] -> (message for the next stage, whatever backward_stage needs)."""
     ### BEGIN SOLUTION
-    x = message.detach()  # [b, ..], a leaf: autograd can't know where a message came from
+    # [b, ..], a leaf: autograd can't know where a message came from
+    x = message.detach()
     if x.is_floating_point():
         x.requires_grad_()
     y = stage(x)
@@ -261,7 +270,9 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
                 y, shelf[k] = forward_stage(stage, message)
                 sent.append(channels.send(y, rank + 1))
             else:
-                value, shelf[k] = forward_stage(lambda x, target=targets[k]: loss(stage(x), target), message)
+                value, shelf[k] = forward_stage(
+                    lambda x, target=targets[k]: loss(stage(x), target), message
+                )
                 losses.append(value)
         else:
             gradient = receive(rank + 1) if rank < last else losses[0].new_tensor(1 / m)
@@ -318,17 +329,26 @@ def train(make_lists, m=M, steps=STEPS, batch=BATCH, channels_class=Channels):
     channels = channels_class()
     rank, p = channels.rank, channels.world_size
     stage, actions = new_stage(rank, p), make_lists(p, m)[rank]
-    template = torch.empty(batch // m, 128, dtype=torch.float64, device=device())  # [b, h]
+    # [b, h]
+    template = torch.empty(batch // m, 128, dtype=torch.float64, device=device())
     optimizer, losses = sgd(stage), []
     with MemoryMeter() as meter:
         for ids, targets in corpus.byte_batches(text, 8, batch, steps, seed=1):
             ids = ids.to(device()).chunk(m) if rank == 0 else None
             targets = targets[:, -1].to(device()).chunk(m) if rank == p - 1 else None
             optimizer.zero_grad()
-            losses.append(run_stage(stage, actions, channels, template, F.cross_entropy, ids, targets))
+            losses.append(
+                run_stage(
+                    stage, actions, channels, template, F.cross_entropy, ids, targets
+                )
+            )
             optimizer.step()
     weights = {name: value.cpu() for name, value in stage.state_dict().items()}
-    return {"losses": [float(loss) for loss in losses if loss is not None], "weights": weights, "peak": meter.peak}
+    return {
+        "losses": [float(loss) for loss in losses if loss is not None],
+        "weights": weights,
+        "peak": meter.peak,
+    }
 
 
 runs = {p: launch(train, p, args=(schedule,)) for p in (2, 4)}
@@ -353,10 +373,16 @@ def at_work(make_lists, m):
     return timed(run_stage, make_lists(dist.get_world_size(), m))
 
 
-viz.schedule(in_units(launch(at_work, 4, args=(schedule, 8))), title="your schedule on four real ranks")
+viz.schedule(
+    in_units(launch(at_work, 4, args=(schedule, 8))),
+    title="your schedule on four real ranks",
+)
 
 # %%
-viz.schedule(schedule_order.simulate(as_schedule(schedule(4, 8))), title="the same schedule, simulated")
+viz.schedule(
+    schedule_order.simulate(as_schedule(schedule(4, 8))),
+    title="the same schedule, simulated",
+)
 
 # %% [markdown]
 # **Predict.** GPT-3 has 96 layers with $h = 12288$. One sequence of 2,048 tokens goes through the model, forward and backward, with 2 bytes per element. With tensor parallelism and four all-reduces per layer, what's the total size of the tensors that each rank all-reduces, in gigabytes? With a pipeline, how many gigabytes does a rank in the middle of the pipeline *send*? (A gigabyte is a billion bytes. Round to one decimal.)
@@ -432,7 +458,8 @@ def one_buffer():
     return received
 
 
-launch(one_buffer, 2, backend="gloo")[1]  # always on CPUs, because on GPUs, it depends on luck
+# always on CPUs, because on GPUs, it depends on luck
+launch(one_buffer, 2, backend="gloo")[1]
 
 # %% [markdown] task="13.4" title="Fix it: too tidy" difficulty=2 minutes=8
 # Your `run_stage` may keep every message in memory until the end of the step. The `Outbox` below tries to save this memory by sending all messages from a single buffer, but its `send` is broken. Fix `send`, so that every message arrives with the values it had when `send` was called. Your code may not create any additional tensors.
@@ -576,7 +603,10 @@ symptoms(13)
 # %% tags=["explore"]
 def show_interleaved(p, m, v):
     spans = schedule_order.simulate(schedules.interleaved(p, m, v))
-    return viz.schedule(spans, title=f"p = {p}, m = {m}, v = {v}: bubble {schedule_order.bubble(spans):.3f}")
+    return viz.schedule(
+        spans,
+        title=f"p = {p}, m = {m}, v = {v}: bubble {schedule_order.bubble(spans):.3f}",
+    )
 
 
 viz.explore(show_interleaved, p=(4, 2), m=(8, 4, 16), v=(2, 1, 4))

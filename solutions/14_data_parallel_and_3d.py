@@ -79,7 +79,10 @@ def cut_into_buckets(parameters, bucket_size):
     """
     buckets = [[]]
     for param in reversed(list(parameters)):
-        if buckets[-1] and sum(other.numel() for other in [*buckets[-1], param]) > bucket_size:
+        if (
+            buckets[-1]
+            and sum(other.numel() for other in [*buckets[-1], param]) > bucket_size
+        ):
             buckets.append([])
         buckets[-1].append(param)
     return buckets
@@ -111,7 +114,9 @@ class DataParallel:
         self.running = []
         for number, bucket in enumerate(self.buckets):
             for param in bucket:
-                param.register_post_accumulate_grad_hook(partial(self.gradient_is_ready, number))
+                param.register_post_accumulate_grad_hook(
+                    partial(self.gradient_is_ready, number)
+                )
         ### END SOLUTION
 
     def gradient_is_ready(self, number, param):
@@ -121,7 +126,9 @@ class DataParallel:
         self.arrived[number] += 1
         if self.arrived[number] == len(bucket):
             flat = torch.cat([param.grad.flatten() for param in bucket])
-            self.running.append((bucket, flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+            self.running.append(
+                (bucket, flat, dist.all_reduce(flat, group=self.group, async_op=True))
+            )
         ### END SOLUTION
 
     def finish(self, tokens):
@@ -158,7 +165,9 @@ IN_A_LAYER = WIDTH * WIDTH + WIDTH  # elements
 
 def traced_step(in_a_bucket, link):
     torch.set_num_threads(1)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device())
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(
+        device()
+    )
     parallel = DataParallel(model, in_a_bucket * IN_A_LAYER)
     x = torch.randn(1024, WIDTH, device=device())
     with slow_link(bandwidth=0.1e9) if link else nullcontext():
@@ -174,7 +183,10 @@ def traced_step(in_a_bucket, link):
 
 # %% tags=["explore"]
 def show_buckets(layers):
-    runs = {link: list(launch(traced_step, 2, args=(layers, link), backend="gloo")) for link in (True, False)}
+    runs = {
+        link: list(launch(traced_step, 2, args=(layers, link), backend="gloo"))
+        for link in (True, False)
+    }
     return viz.overlap({"slow link": runs[True], "without it": runs[False]})
 
 
@@ -223,24 +235,34 @@ class ZeRO1:
         self.parameters = list(parameters)
         self.group = group
         p, rank = dist.get_world_size(group), dist.get_rank(group)
-        self.length = math.ceil(sum(param.numel() for param in self.parameters) / p)  # of a shard
+        # of a shard
+        self.length = math.ceil(sum(param.numel() for param in self.parameters) / p)
         ### BEGIN SOLUTION
-        flat = self.flatten([param.detach() for param in self.parameters])  # [p · length]
-        self.shard = nn.Parameter(flat[rank * self.length : (rank + 1) * self.length].clone())  # [length]
+        # [p · length]
+        flat = self.flatten([param.detach() for param in self.parameters])
+        # [length]
+        self.shard = nn.Parameter(
+            flat[rank * self.length : (rank + 1) * self.length].clone()
+        )
         self.optimizer = optimizer_class([self.shard], **options)
         ### END SOLUTION
 
     def flatten(self, tensors):
         """Return one vector [p · length] that contains all the tensors, one after the other, followed by zeros."""
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        return F.pad(flat, (0, dist.get_world_size(self.group) * self.length - len(flat)))
+        return F.pad(
+            flat, (0, dist.get_world_size(self.group) * self.length - len(flat))
+        )
 
     def step(self):
         """Update the weights on every rank, using the gradients of all ranks."""
         ### BEGIN SOLUTION
-        gradients = self.flatten([param.grad for param in self.parameters])  # [p · length]
+        # [p · length]
+        gradients = self.flatten([param.grad for param in self.parameters])
         self.shard.grad = torch.empty_like(self.shard)  # [length]
-        dist.reduce_scatter(self.shard.grad, list(gradients.split(self.length)), group=self.group)
+        dist.reduce_scatter(
+            self.shard.grad, list(gradients.split(self.length)), group=self.group
+        )
         self.optimizer.step()
         parts = list(torch.empty_like(gradients).split(self.length))  # p of [length]
         dist.all_gather(parts, self.shard.detach(), group=self.group)
@@ -273,7 +295,9 @@ def measured(stage):
     if stage == 3:
         parallel = zero3.ZeRO3(model, layers, torch.optim.AdamW, **options)
     else:
-        parallel = {1: zero.ZeRO1, 2: zero.ZeRO2}[stage](model.parameters(), torch.optim.AdamW, **options)
+        parallel = {1: zero.ZeRO1, 2: zero.ZeRO2}[stage](
+            model.parameters(), torch.optim.AdamW, **options
+        )
     x = torch.randn(8, 64, device=device())
     for _ in range(2):  # the first step creates the optimizer's state
         parallel.zero_grad()
@@ -282,8 +306,13 @@ def measured(stage):
             memory = parallel.memory()  # when the backward pass is over
             parallel.step()
     elements, sent = 4 * (64 * 64 + 64), section.totals()
-    row = {"ZeRO": stage} | {name: f"{size / elements:.2f}" for name, size in memory.items()}
-    return row | {kind: f"{sent[kind].bytes / 4 / elements:.2f} Ψ" for kind in ("reduce_scatter", "all_gather")}
+    row = {"ZeRO": stage} | {
+        name: f"{size / elements:.2f}" for name, size in memory.items()
+    }
+    return row | {
+        kind: f"{sent[kind].bytes / 4 / elements:.2f} Ψ"
+        for kind in ("reduce_scatter", "all_gather")
+    }
 
 
 viz.table([launch(measured, 4, args=(stage,))[0] for stage in (1, 2, 3)],
@@ -386,8 +415,16 @@ check("14.3", bytes_per_axis, best_order)
 RUNS = {  # name: config, sizes, tokens
     "GPT-2": (PRESETS["GPT-2 1.5B"], {"dp": 2, "pp": 4, "tp": 2}, 512 * 1024),
     "Llama 3 8B": (PRESETS["Llama 3 8B"], {"dp": 4, "pp": 2, "tp": 2}, 64 * 1024),
-    "Llama 3 8B, small batch": (PRESETS["Llama 3 8B"], {"dp": 2, "pp": 1, "tp": 8}, 2 * 1024),
-    "Llama 3 70B, tp = 16": (PRESETS["Llama 3 70B"], {"dp": 2, "pp": 1, "tp": 16}, 8 * 1024),
+    "Llama 3 8B, small batch": (
+        PRESETS["Llama 3 8B"],
+        {"dp": 2, "pp": 1, "tp": 8},
+        2 * 1024,
+    ),
+    "Llama 3 70B, tp = 16": (
+        PRESETS["Llama 3 70B"],
+        {"dp": 2, "pp": 1, "tp": 16},
+        8 * 1024,
+    ),
 }
 
 
@@ -400,19 +437,32 @@ def seated(name):
 # %% tags=["explore"]
 def show_seats(run, rank):
     sizes, _, order = seated(run)
-    ranks = torch.arange(math.prod(sizes.values())).reshape([sizes[axis] for axis in reversed(order)])
-    groups = {axis: ranks.movedim(2 - place, -1).flatten(0, 1).tolist() for place, axis in enumerate(order)}
-    return viz.mesh(groups, rank=rank, title=f"{run}: {', '.join(order)}, innermost first")
+    ranks = torch.arange(math.prod(sizes.values())).reshape(
+        [sizes[axis] for axis in reversed(order)]
+    )
+    groups = {
+        axis: ranks.movedim(2 - place, -1).flatten(0, 1).tolist()
+        for place, axis in enumerate(order)
+    }
+    return viz.mesh(
+        groups, rank=rank, title=f"{run}: {', '.join(order)}, innermost first"
+    )
 
 
-viz.explore(show_seats, run=list(RUNS), rank=range(16), start={"run": "Llama 3 8B", "rank": 5})
+viz.explore(
+    show_seats, run=list(RUNS), rank=range(16), start={"run": "Llama 3 8B", "rank": 5}
+)
 
 # %%
 rows = []
 for name in RUNS:
     sizes, sent, order = seated(name)
     row = {f"{axis}, GB": f"{size / 1e9:.2f}" for axis, size in sent.items()}
-    rows.append({"run": name} | row | {"best order": "-".join(axis for axis in order if sizes[axis] > 1)})
+    rows.append(
+        {"run": name}
+        | row
+        | {"best order": "-".join(axis for axis in order if sizes[axis] > 1)}
+    )
 viz.table(rows, title="what a rank sends per step")
 
 # %% [markdown]
@@ -452,12 +502,22 @@ with show_failure():
 
 # %%
 CONFIG = GPTConfig(
-    num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, seq_length=24, activation="gelu_tanh", dropout=0.0
+    num_layers=2,
+    hidden_size=48,
+    num_heads=4,
+    vocab_size=256,
+    seq_length=24,
+    activation="gelu_tanh",
+    dropout=0.0,
 )
 
 
 def as_shipped(parameters, tp_group, pp_group, tied=None):
-    squares = [param.grad.double().square().sum() for param in parameters if param.grad is not None]
+    squares = [
+        param.grad.double().square().sum()
+        for param in parameters
+        if param.grad is not None
+    ]
     total = torch.stack(squares).sum()
     dist.all_reduce(total, group=tp_group)
     dist.all_reduce(total, group=pp_group)
@@ -466,7 +526,9 @@ def as_shipped(parameters, tp_group, pp_group, tied=None):
 
 def batches(steps=10):
     """Return ids and targets [8, 24], the same on every rank."""
-    return corpus.byte_batches(corpus.python_sources(6000)[3000:], CONFIG.seq_length, 8, steps, seed=1)
+    return corpus.byte_batches(
+        corpus.python_sources(6000)[3000:], CONFIG.seq_length, 8, steps, seed=1
+    )
 
 
 def norm_of_a_gpt(norm_function):
@@ -482,8 +544,13 @@ def norm_of_a_gpt(norm_function):
 
 
 def norms(norm_function):
-    row = {f"tp = {tp}": launch(norm_of_a_gpt, tp, args=(norm_function,))[0] for tp in (1, 2, 4)}
-    return viz.table([{"": norm_function.__name__} | row], title="the norm of the same gradient")
+    row = {
+        f"tp = {tp}": launch(norm_of_a_gpt, tp, args=(norm_function,))[0]
+        for tp in (1, 2, 4)
+    }
+    return viz.table(
+        [{"": norm_function.__name__} | row], title="the norm of the same gradient"
+    )
 
 
 norms(as_shipped)
@@ -556,7 +623,13 @@ def train_in_3d():
     from tplab.data import Grid
 
     torch.set_num_threads(1)
-    options = {"micro_batches": 2, "micro_batch_size": 2, "max_norm": LIMIT, "dtype": torch.float64, "lr": LR}
+    options = {
+        "micro_batches": 2,
+        "micro_batch_size": 2,
+        "max_norm": LIMIT,
+        "dtype": torch.float64,
+        "lr": LR,
+    }
     training = Training3D(CONFIG, Grid(dp=2, pp=2, tp=2), torch.optim.AdamW, **options)
     seen = {"loss": [], "norm": []}
     groups = {axis: training.mesh.get_group(axis) for axis in ("dp", "pp", "tp")}
@@ -564,8 +637,12 @@ def train_in_3d():
         with record() as section:
             seen["loss"].append(training.step(ids, targets))
         seen["norm"].append(training.norm.item())
-    clipped = gradient_norm(training.stage.parameters(), groups["tp"], groups["pp"], training.stage.tied)
-    members = {axis: dist.get_process_group_ranks(group) for axis, group in groups.items()}
+    clipped = gradient_norm(
+        training.stage.parameters(), groups["tp"], groups["pp"], training.stage.tied
+    )
+    members = {
+        axis: dist.get_process_group_ranks(group) for axis, group in groups.items()
+    }
     return seen | {"clipped": clipped, "sent": list(section), "groups": members}
 
 
@@ -575,7 +652,10 @@ def train_alone():
 
     seed_all(0)
     model = ParallelGPT(CONFIG, device=device(), dtype=torch.float64)
-    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=LR), {"loss": [], "norm": []}
+    optimizer, seen = (
+        torch.optim.AdamW(model.parameters(), lr=LR),
+        {"loss": [], "norm": []},
+    )
     for ids, targets in batches():
         optimizer.zero_grad()
         loss = model(ids.to(device()), targets.to(device()))
@@ -589,9 +669,12 @@ def train_alone():
 run, alone = launch(train_in_3d, 8, timeout=300), launch(train_alone, 1)[0]
 print(f"last loss {run[0]['loss'][-1]:.9f} and {alone['loss'][-1]:.9f}, "
       f"norm {run[0]['norm'][-1]:.9f} and {alone['norm'][-1]:.9f}")  # fmt: skip
-print(f"your norm after clipping to {LIMIT}: {run[0]['clipped']:.6f} on rank 0, {run[7]['clipped']:.6f} on rank 7")
+print(
+    f"your norm after clipping to {LIMIT}: {run[0]['clipped']:.6f} on rank 0, {run[7]['clipped']:.6f} on rank 7"
+)
 viz.curves(
-    {"single process": alone["loss"], "8 processes, dp = pp = tp = 2": run[0]["loss"]}, title="loss on real text"
+    {"single process": alone["loss"], "8 processes, dp = pp = tp = 2": run[0]["loss"]},
+    title="loss on real text",
 )
 
 # %% [markdown]
@@ -620,7 +703,10 @@ def through_the_wall(axis):
 
 
 wall = {axis: through_the_wall(axis) for axis in ("tp", "pp", "dp")}
-order = best_order(dict.fromkeys(wall, 2), {axis: size / 4 for axis, size in wall.items()}, 4)  # each axis has 4 groups
+# each axis has 4 groups
+order = best_order(
+    dict.fromkeys(wall, 2), {axis: size / 4 for axis, size in wall.items()}, 4
+)
 viz.table([{"outermost": axis, "bytes through the wall per step": f"{size:,}"} for axis, size in wall.items()],
           title=f"your order: {', '.join(order)}, innermost first")  # fmt: skip
 

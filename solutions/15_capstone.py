@@ -78,7 +78,10 @@ KILLED = replace(RUN, folder=f"{HOME.name}/killed")
 def pull_the_plug(settings, functions, step, saving=False):
     with show_failure():
         launch(train_own, 2, args=(settings, answers, functions, Plug(step, saving)))
-    print("In the folder:", *sorted(path.name for path in checkpoints_of(settings).iterdir()))
+    print(
+        "In the folder:",
+        *sorted(path.name for path in checkpoints_of(settings).iterdir()),
+    )
 
 
 pull_the_plug(KILLED, NAIVE, step=18)  # try other steps, too
@@ -120,7 +123,11 @@ with show_failure():
 def complete_checkpoints(folder):
     """Return the paths of the complete checkpoints in a folder, oldest first."""
     ### BEGIN SOLUTION
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{6,}", path.name)]
+    found = [
+        path
+        for path in folder.glob("step-*")
+        if re.fullmatch(r"step-\d{6,}", path.name)
+    ]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
     ### END SOLUTION
 
@@ -168,7 +175,9 @@ check("15.1", save_checkpoint, newest_checkpoint)
 # Let's repeat the accident with your functions.
 
 # %%
-SAVED = replace(NAIVE, save_checkpoint=save_checkpoint, newest_checkpoint=newest_checkpoint)
+SAVED = replace(
+    NAIVE, save_checkpoint=save_checkpoint, newest_checkpoint=newest_checkpoint
+)
 shutil.rmtree(KILLED.folder)
 pull_the_plug(KILLED, SAVED, step=20, saving=True)
 
@@ -189,7 +198,9 @@ launch(train_own, 2, args=(KILLED, answers, SAVED))
 
 def next_to_each_other(killed, title):
     runs = {"never stopped": losses_of(RUN), "killed": losses_of(killed)}
-    return viz.curves({name: list(losses.values()) for name, losses in runs.items()}, title=title)
+    return viz.curves(
+        {name: list(losses.values()) for name, losses in runs.items()}, title=title
+    )
 
 
 next_to_each_other(KILLED, "plug pulled in steps 20, 33, and 48")
@@ -256,7 +267,10 @@ check("15.2", own_windows)
 # %%
 from tplab.capstone.loop import learning_rate
 
-viz.curves({"learning rate": [learning_rate(step, RUN) for step in range(1, RUN.steps + 1)]}, ylabel="rate")
+viz.curves(
+    {"learning rate": [learning_rate(step, RUN) for step in range(1, RUN.steps + 1)]},
+    ylabel="rate",
+)
 
 # %% [markdown]
 # ## More ranks
@@ -316,10 +330,17 @@ check("15.3", training_step)
 
 # %%
 MINE = replace(SAVED, own_windows=own_windows, training_step=training_step)
-GRIDS = {"one process": (1, 1), "tp = 2": (2, 1), "dp = 2": (1, 2), "tp = 2, dp = 2": (2, 2)}
+GRIDS = {
+    "one process": (1, 1),
+    "tp = 2": (2, 1),
+    "dp = 2": (1, 2),
+    "tp = 2, dp = 2": (2, 2),
+}
 losses = {}
 for name, (tp, dp) in GRIDS.items():
-    settings = replace(RUN, folder=f"{HOME.name}/{tp}x{dp}", tp=tp, dp=dp, micro_batch_size=4)
+    settings = replace(
+        RUN, folder=f"{HOME.name}/{tp}x{dp}", tp=tp, dp=dp, micro_batch_size=4
+    )
     launch(train_own, tp * dp, args=(settings, answers, MINE))
     losses[name] = list(losses_of(settings).values())
 viz.table(
@@ -414,7 +435,11 @@ killed = replace(RUN, folder=f"{HOME.name}/three-times")
 pull_the_plug(killed, MINE, step=18)
 pull_the_plug(killed, MINE, step=30, saving=True)
 pull_the_plug(killed, MINE, step=48)
-alone = replace(killed, folder=shutil.copytree(killed.folder, f"{HOME.name}/alone", symlinks=True), tp=1)
+alone = replace(
+    killed,
+    folder=shutil.copytree(killed.folder, f"{HOME.name}/alone", symlinks=True),
+    tp=1,
+)
 for settings, ranks in ((killed, 2), (alone, 1)):
     launch(train_own, ranks, args=(settings, answers, MINE))
 

@@ -20,7 +20,8 @@ from tplab.course import check, library, predict, show_failure
 
 # %%
 def add_up():
-    x = torch.tensor([10.0 + dist.get_rank()], device=device())  # 10 on rank 0, 11 on rank 1
+    # 10 on rank 0, 11 on rank 1
+    x = torch.tensor([10.0 + dist.get_rank()], device=device())
     dist.all_reduce(x)
     return x.item()
 
@@ -125,7 +126,10 @@ predict("S.b", stuck=0, waits_for=1)
 # %%
 def lazy_product(x, a):
     rank = dist.get_rank()
-    x_shard, a_shard = x.chunk(2, -1)[rank].to(device()), a.chunk(2, 0)[rank].to(device())
+    x_shard, a_shard = (
+        x.chunk(2, -1)[rank].to(device()),
+        a.chunk(2, 0)[rank].to(device()),
+    )
     if not x_shard.any():
         return x_shard @ a_shard  # only zeros, so there's nothing to add
     return row_product(x_shard, a_shard)
