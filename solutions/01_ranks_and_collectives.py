@@ -17,11 +17,10 @@ from tplab.course import check, predict, show_failure, symptoms
 
 # %%
 def goes_round():
-    # [4]: process 2 has 100, 200, 300, 400
-    mine = torch.arange(1, 5, device=device()) * 10 ** dist.get_rank()
-    return [
-        total.clone() for _, total in collectives.reduce_scatter_steps(mine, offset=1)
-    ]
+    # process 2 has 100, 200, 300, 400
+    mine = torch.arange(1, 5, device=device()) * 10 ** dist.get_rank()  # [4]
+    steps = collectives.reduce_scatter_steps(mine, offset=1)
+    return [total.clone() for _, total in steps]
 
 
 viz.ring(launch(goes_round, 4), title="four sums go around a ring")
@@ -82,7 +81,8 @@ def scatter(
 ) -> torch.Tensor:
     """Fill `out` [..] with the chunk that belongs to this rank, and return `out`.
 
-    chunks: on rank `src`, a list of p tensors [..] in rank order; on all other ranks, None
+    chunks: on rank `src`, a list of p tensors [..] in rank order;
+        on all other ranks, None
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank != src:
@@ -95,7 +95,10 @@ def scatter(
 
 
 def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
-    """On rank `dst`, return a list with copies of all ranks' x [..], in rank order. On all other ranks, return None."""
+    """On rank `dst`, return a list with copies of all ranks' x [..], in rank order.
+
+    On all other ranks, return None.
+    """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank != dst:
@@ -128,11 +131,8 @@ check("1.1", scatter, gather)
 
 # %%
 def my_numbers():
-    # [p]
-    return (
-        torch.arange(1, dist.get_world_size() + 1, device=device())
-        * 10 ** dist.get_rank()
-    )
+    p = dist.get_world_size()
+    return torch.arange(1, p + 1, device=device()) * 10 ** dist.get_rank()  # [p]
 
 
 def all_reduce():
@@ -274,7 +274,10 @@ list(launch(both_at_once, 2))
 
 # %% exercise="1.2"
 def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
-    """Return chunk `rank` of the sum of x over all ranks: x [p, ..] on every rank -> [..]."""
+    """Return chunk `rank` of the sum of x over all ranks.
+
+    x [p, ..] on every rank -> [..]
+    """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
@@ -311,7 +314,10 @@ check("1.2", ring_reduce_scatter)
 
 # %% exercise="1.3"
 def ring_all_gather(chunk: torch.Tensor) -> torch.Tensor:
-    """Return the chunks of all ranks, with rank i's chunk at index i: chunk [..] on every rank -> [p, ..]."""
+    """Return the chunks of all ranks, with rank i's chunk at index i.
+
+    chunk [..] on every rank -> [p, ..]
+    """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
@@ -330,7 +336,7 @@ def ring_all_gather(chunk: torch.Tensor) -> torch.Tensor:
 
 
 def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of x over all ranks, in a new tensor of the same shape: [..] -> [..]."""
+    """Return the sum of x [..] over all ranks, in a new tensor of the same shape."""
     ### BEGIN SOLUTION
     chunks = x.reshape(dist.get_world_size(), -1)  # [p, N/p]
     # [N/p] -> [p, N/p] -> [..]
@@ -374,28 +380,22 @@ predict("1.e", ring_mib=14, tree_mib=24, ring_steps=14, tree_steps=6)
 
 
 # %%
+ALGORITHMS = {"ring": collectives.ring_all_reduce, "tree": collectives.tree_all_reduce}
+
+
 def all_reduce_by(algorithm, numel):
     x = torch.ones(numel, device=device())  # [N/4], 4 bytes per element
-    {"ring": collectives.ring_all_reduce, "tree": collectives.tree_all_reduce}[
-        algorithm
-    ](x)
+    ALGORITHMS[algorithm](x)
 
 
 rows = []
 for p in (2, 4, 8):
-    for algorithm in ("ring", "tree"):
+    for algorithm in ALGORITHMS:
         results = launch(all_reduce_by, p, args=(algorithm, 2**14))  # 64 KiB
-        sent = [
-            sum(c.bytes for c in results.record.of_rank(rank) if c.kind == "send")
-            for rank in range(p)
-        ]
-        row = {
-            "p": p,
-            "algorithm": algorithm,
-            "busiest rank": f"{max(sent):,}",
-            "all ranks together": f"{sum(sent):,}",
-        }
-        rows.append(row)
+        ranks = [results.record.of_rank(rank) for rank in range(p)]
+        sent = [sum(c.bytes for c in calls if c.kind == "send") for calls in ranks]
+        row = {"p": p, "algorithm": algorithm, "busiest rank": f"{max(sent):,}"}
+        rows.append(row | {"all ranks together": f"{sum(sent):,}"})
 viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
 
 # %% [markdown]
@@ -410,16 +410,14 @@ viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
 # %%
 points = launch(links.measure_link, 2)[0]
 here = links.fit(points)
-print(
-    f"this machine: alpha = {here.alpha * 1e6:.0f} µs, 1/beta = {here.bandwidth / 1e9:.1f} GB/s"
-)
+alpha, bandwidth = here.alpha * 1e6, here.bandwidth / 1e9  # in µs and GB/s
+print(f"this machine: alpha = {alpha:.0f} µs, 1/beta = {bandwidth:.1f} GB/s")
+published = {name: link.seconds for name, link in links.PUBLISHED.items()}
 viz.times(
-    {
-        "this machine": here.seconds,
-        **{name: link.seconds for name, link in links.PUBLISHED.items()},
-    },
+    {"this machine": here.seconds} | published,
     {"this machine": points},
-    title="one message from rank to rank: measured (circles), fitted, and published (gray)",
+    title="one message from rank to rank: "
+    "measured (circles), fitted, and published (gray)",
 )
 
 # %% [markdown]
@@ -437,7 +435,10 @@ viz.times(
 
 # %% exercise="1.4"
 def ring_seconds(n: float, world_size: int, alpha: float, beta: float) -> float:
-    """Return the time in seconds of a ring all-reduce of n bytes, if a message of m bytes takes alpha + beta * m."""
+    """Return the time in seconds of a ring all-reduce of n bytes.
+
+    A message of m bytes takes alpha + beta * m.
+    """
     ### BEGIN SOLUTION
     return 2 * (world_size - 1) * (alpha + beta * n / world_size)
     ### END SOLUTION
@@ -452,7 +453,7 @@ def tree_seconds(n: float, world_size: int, alpha: float, beta: float) -> float:
 
 
 def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
-    """Return the smallest n, in bytes, for which ring_seconds is at most tree_seconds."""
+    """Return the smallest n, in bytes, with ring_seconds at most tree_seconds."""
     ### BEGIN SOLUTION
     steps, levels = world_size - 1, (world_size - 1).bit_length()
     if steps == levels:  # with up to three ranks, the tree saves no steps
@@ -570,13 +571,13 @@ predict(
 
 # %% exercise="1.5"
 def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> bool:
-    """Update `weight` [..] in place with the sum of the ranks' `gradient` [..]. Return whether the step was taken.
+    """Update `weight` [..] in place with the sum of the ranks' `gradient` [..].
 
-    You may overwrite `gradient`.
+    Return whether the step was taken. You may overwrite `gradient`.
     """
     ### BEGIN SOLUTION
-    # []: 1 on a rank that would like to skip
-    skips = (~gradient.isfinite().all()).to(torch.float32)
+    # 1 on a rank that would like to skip
+    skips = (~gradient.isfinite().all()).to(torch.float32)  # []
     dist.all_reduce(skips)
     if skips > 0:
         return False
