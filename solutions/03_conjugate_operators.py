@@ -144,13 +144,11 @@ OPERATORS = {
 def forward_and_backward(name):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     replicated = torch.arange(1.0, 5.0, device=device())  # [4], the same on every rank
-    # [4] or [4/p]
-    different = torch.full(
-        (4 if name in "fg" else 4 // world_size,), 10.0**rank, device=device()
-    )
-    x, dy = (
-        (replicated, different) if name in ("f", "scatter") else (different, replicated)
-    )
+    length = 4 if name in "fg" else 4 // world_size
+    different = torch.full((length,), 10.0**rank, device=device())  # [4] or [4/p]
+    x, dy = replicated, different
+    if name in ("g", "gather"):
+        x, dy = dy, x
     x.requires_grad_()
     y = OPERATORS[name](x)
     y.backward(dy)
@@ -158,14 +156,10 @@ def forward_and_backward(name):
 
 
 def on_ranks(operator, p):
-    results = launch(forward_and_backward, p, args=(operator,))
-    return viz.matrices(
-        {
-            f"rank {rank}: {name}": t
-            for rank in range(p)
-            for name, t in results[rank].items()
-        }
-    )
+    shown = {}
+    for rank, seen in enumerate(launch(forward_and_backward, p, args=(operator,))):
+        shown |= {f"rank {rank}: {name}": t for name, t in seen.items()}
+    return viz.matrices(shown)
 
 
 viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
@@ -180,9 +174,8 @@ viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 class FlipGradient(Function):
     @staticmethod
     def forward(ctx, x):
-        # a new tensor object over the same memory; autograd is not looking inside
-        # forward
-        return x.view_as(x)
+        # autograd is not looking inside forward
+        return x.view_as(x)  # a new tensor object over the same memory
 
     @staticmethod
     def backward(ctx, grad_output):  # dL/d(output), as large as the output
@@ -214,7 +207,8 @@ class CopyToRegion(Function):
     def backward(ctx, grad_output):
         """Return dL/dx [..], the same on every rank. Leave grad_output [..] unchanged.
 
-        grad_output is dL/dy along this rank's own path. It differs between ranks and may not be contiguous.
+        grad_output is dL/dy along this rank's own path. It differs between ranks and
+        may not be contiguous.
         """
         ### BEGIN SOLUTION
         dx = grad_output.clone(memory_format=torch.contiguous_format)
@@ -280,7 +274,10 @@ class ScatterToRegion(Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        """Return dx [.., h] from grad_output [.., h/p], the gradient of this rank's slice."""
+        """Return dx [.., h] from grad_output [.., h/p].
+
+        grad_output is the gradient of this rank's slice.
+        """
         ### BEGIN SOLUTION
         mine = grad_output.contiguous()
         # p of [.., h/p]
@@ -295,14 +292,14 @@ class GatherFromRegion(Function):
 
     @staticmethod
     def forward(ctx, x):
-        """Return the slices x [.., h/p] of all ranks side by side, in rank order: [.., h]."""
+        """Return all ranks' slices x [.., h/p] side by side, in rank order: [.., h]."""
         ### BEGIN SOLUTION
         return ScatterToRegion.backward(ctx, x)
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """Return dx [.., h/p] from grad_output [.., h], which is the same on every rank."""
+        """Return dx [.., h/p] from grad_output [.., h], the same on every rank."""
         ### BEGIN SOLUTION
         return ScatterToRegion.forward(ctx, grad_output)
         ### END SOLUTION
@@ -379,14 +376,12 @@ cases = {
 }
 rows = []
 for name, (operator, x, dy) in cases.items():
-    outputs, inputs = zip(
-        *launch(inner_products, 2, args=(operator, x, dy)), strict=True
-    )
+    products = launch(inner_products, 2, args=(operator, x, dy))
+    outputs, inputs = zip(*products, strict=True)
     left = outputs[0] if dy[0] is dy[1] else sum(outputs)  # <dy, M x>
     right = inputs[0] if x[0] is x[1] else sum(inputs)  # <M^T dy, x>
-    rows.append(
-        {"operator": name, "⟨dy, Mx⟩": f"{left:.6f}", "⟨Mᵀdy, x⟩": f"{right:.6f}"}
-    )
+    row = {"operator": name, "⟨dy, Mx⟩": f"{left:.6f}", "⟨Mᵀdy, x⟩": f"{right:.6f}"}
+    rows.append(row)
 viz.table(rows)
 
 # %% [markdown]
@@ -423,10 +418,8 @@ def numbers_on_ranks(block, x, w, a):
 
 
 x, w, a = torch.tensor(1.0), torch.tensor(2.0), torch.tensor([3.0, -5.0])
-shipped = {
-    f"rank {rank}": each
-    for rank, each in enumerate(launch(numbers_on_ranks, 2, args=(as_shipped, x, w, a)))
-}
+results = launch(numbers_on_ranks, 2, args=(as_shipped, x, w, a))
+shipped = {f"rank {rank}": numbers for rank, numbers in enumerate(results)}
 viz.matrices(
     shipped | {"a single process": numbers_of(in_one_process, x, w, a)},
     headings=["z", "dw", "dx"],
@@ -444,13 +437,14 @@ viz.matrices(
 
 # %% exercise="3.4"
 def residual_block(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """Return x [.., h] plus the sum over all ranks of tanh(a * w * x) [.., h], on every rank.
+    """On every rank, return x [.., h] plus the sum over all ranks of tanh(a * w * x).
 
-    x [.., h] and w [h] are the same on every rank, and a [h] is a weight that only this rank has.
+    x [.., h] and w [h] are the same on every rank, and a [h] is a weight that only this
+    rank has.
     """
     ### BEGIN SOLUTION
-    # [.., h]: from here on, each rank does something different
-    y = CopyToRegion.apply(w * x)
+    # from here on, each rank does something different
+    y = CopyToRegion.apply(w * x)  # [.., h]
     return x + ReduceFromRegion.apply(torch.tanh(a * y))  # [.., h]
     ### BROKEN
     # x = CopyToRegion.apply(x)
@@ -491,10 +485,8 @@ predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
 def try_the_helper():
     ones_or_twos = torch.full((2, 2), 1.0 + dist.get_rank(), device=device())
     seen = {}
-    for layout, x in (
-        ("contiguous", ones_or_twos.clone()),
-        ("transposed", ones_or_twos.T),
-    ):
+    layouts = {"contiguous": ones_or_twos.clone(), "transposed": ones_or_twos.T}
+    for layout, x in layouts.items():
         seen[f"{layout}: returned"] = sum_as_shipped(x).clone()
         seen[f"{layout}: x afterwards"] = x
     return seen
@@ -526,11 +518,8 @@ class InPlaceReduce(Function):
 
 
 def exp_then_reduce(reduce):
-    w = (
-        torch.tensor([1.0, 2.0], device=device())
-        .log()[dist.get_rank()]
-        .requires_grad_()
-    )
+    logarithms = torch.tensor([1.0, 2.0], device=device()).log()
+    w = logarithms[dist.get_rank()].requires_grad_()
     z = reduce.apply(w.exp())
     z.backward()
     return torch.stack([z.detach(), w.grad])  # [2]
@@ -573,10 +562,8 @@ x, a = torch.tensor(2.0), torch.tensor([3.0, -5.0, 2.0, 2.0])
 rows = []
 for p in (2, 4):  # the first p of the weights
     for name, g in (("your g", ReduceFromRegion), ("sums in both passes", AddBothWays)):
-        rows.append(
-            {"p": p, "operator": name}
-            | launch(twice_in_a_row, p, args=(x, a[:p], g))[0]
-        )
+        numbers = launch(twice_in_a_row, p, args=(x, a[:p], g))[0]
+        rows.append({"p": p, "operator": name} | numbers)
 viz.table(rows)
 
 # %% [markdown]
@@ -658,16 +645,8 @@ for p in (2, 4):
         ("gather", GatherFromRegion, h // p),
     ):
         forward, backward = launch(traffic_of, p, args=(operator, b, s, width))[0]
-        formula = 4 * b * s * h
-        rows.append(
-            {
-                "operator": name,
-                "p": p,
-                "forward": forward,
-                "backward": backward,
-                "4·b·s·h": formula,
-            }
-        )
+        row = {"operator": name, "p": p, "forward": forward, "backward": backward}
+        rows.append(row | {"4·b·s·h": 4 * b * s * h})
 viz.table(rows)
 
 # %% [markdown]
@@ -698,19 +677,12 @@ def g_by_dtensor():
     # 1 on rank 0, 2 on rank 1
     x = torch.tensor([1.0 + dist.get_rank()], device=device(), requires_grad=True)
     with record() as forward:
-        y = (
-            DTensor.from_local(x, mesh, [Partial()])
-            .redistribute(mesh, [Replicate()])
-            .to_local()
-        )
+        partial = DTensor.from_local(x, mesh, [Partial()])
+        y = partial.redistribute(mesh, [Replicate()]).to_local()
     with record() as backward:
         (5 * y).backward()
-    return {
-        "y": y.item(),
-        "dx": x.grad.item(),
-        "forward": forward.totals(),
-        "backward": backward.totals(),
-    }
+    numbers = {"y": y.item(), "dx": x.grad.item()}
+    return numbers | {"forward": forward.totals(), "backward": backward.totals()}
 
 
 launch(g_by_dtensor, 2)[0]
