@@ -28,7 +28,8 @@ from tplab.memory import (
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
-print(f"Llama 3 405B would need {bill(memory.PRESETS['Llama 3 405B']).total / 1e9:,.0f} GB")
+needed = bill(memory.PRESETS["Llama 3 405B"]).total
+print(f"Llama 3 405B would need {needed / 1e9:,.0f} GB")
 viz.bill(
     {name: bill(memory.PRESETS[name]) for name in ("GPT-2 1.5B", "Llama 3 8B")},
     capacity=H100,
@@ -53,14 +54,21 @@ viz.bill(
 predict("0.a", highest_peak_in_step=2, optimizer_state_appears_in_phase=3)
 
 # %%
-SMALL = GPTConfig(num_layers=4, hidden_size=128, num_heads=4, vocab_size=corpus.VOCABULARY, seq_length=64)
+SMALL = GPTConfig(
+    num_layers=4,
+    hidden_size=128,
+    num_heads=4,
+    vocab_size=corpus.VOCABULARY,
+    seq_length=64,
+)
 text = corpus.python_sources(50_000)
 
 with MemoryMeter() as meter:
     meter.mark("build")
     model = GPT(SMALL)
     optimizer = torch.optim.Adam(model.parameters())
-    for ids, targets in corpus.byte_batches(text, SMALL.seq_length, 4, 2, seed=0):  # [b, s] each
+    batches = corpus.byte_batches(text, SMALL.seq_length, 4, 2, seed=0)
+    for ids, targets in batches:  # [b, s] each
         meter.mark("forward")
         loss = model(ids, targets)
         meter.mark("backward")
@@ -96,8 +104,13 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 
 
 # %% exercise="0.1"
-def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -> dict[str, int]:
-    """Return the bytes for a matrix of this shape after one step: {"weights": ..., "gradients": ..., "optimizer": ...}."""
+def state_bytes(
+    shape: tuple[int, int], optimizer: str, mixed_precision: bool
+) -> dict[str, int]:
+    """Return the bytes for a matrix of this shape after one step.
+
+    The result is {"weights": ..., "gradients": ..., "optimizer": ...}.
+    """
     ### BEGIN SOLUTION
     rows, columns = shape
     elements = rows * columns
@@ -110,7 +123,11 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
     }[optimizer]
     size = 2 if mixed_precision else 4
     copy = 4 * elements if mixed_precision else 0
-    return {"weights": size * elements, "gradients": size * elements, "optimizer": copy + 4 * remembered}
+    return {
+        "weights": size * elements,
+        "gradients": size * elements,
+        "optimizer": copy + 4 * remembered,
+    }
     ### END SOLUTION
 
 
@@ -151,11 +168,13 @@ def parameter_count(config: GPTConfig) -> int:
     """Return the number of parameters of the model."""
     h, bias = config.hidden_size, int(config.bias)
     norm = h + bias * h
-    tables = config.vocab_size * h * (1 if config.tied_embedding else 2)  # embedding and output layer, tied or not
+    # embedding and output layer, tied or not
+    tables = config.vocab_size * h * (1 if config.tied_embedding else 2)
     positions = config.seq_length * h if config.learned_positions else 0
     ### BEGIN SOLUTION
     kv = config.kv_heads * config.head_dim
-    attention = (h * h + bias * h) + 2 * (h * kv + bias * kv) + (h * h + bias * h)  # Q; K and V; out
+    # Q; K and V; out
+    attention = (h * h + bias * h) + 2 * (h * kv + bias * kv) + (h * h + bias * h)
     up = h * config.ffn_size + bias * config.ffn_size
     down = config.ffn_size * h + bias * h
     mlp = up + down + (up if config.gated else 0)
@@ -185,10 +204,8 @@ PUBLISHED = {
 rows = []
 for name, config in memory.PRESETS.items():
     yours = parameter_count(config)
-    difference = f"{yours / PUBLISHED[name] - 1:+.2%}"
-    rows.append(
-        {"model": name, "yours": f"{yours:,}", "published": f"{PUBLISHED[name]:,.0f}", "difference": difference}
-    )
+    row = {"model": name, "yours": f"{yours:,}", "published": f"{PUBLISHED[name]:,.0f}"}
+    rows.append(row | {"difference": f"{yours / PUBLISHED[name] - 1:+.2%}"})
 viz.table(rows)
 
 # %% [markdown]
@@ -198,12 +215,18 @@ viz.table(rows)
 
 # %%
 layer = Layer(SMALL).bfloat16()
-x = torch.randn(2, SMALL.seq_length, SMALL.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # [b, s, h]
+shape = 2, SMALL.seq_length, SMALL.hidden_size  # [b, s, h]
+x = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
 with saved_for_backward(layer) as kept:
     layer(x)
 viz.table(
     [
-        {"what": what, "shape": str(list(shape)), "bytes": size, "bytes per element": f"{size / x.numel():.2f}"}
+        {
+            "what": what,
+            "shape": str(list(shape)),
+            "bytes": size,
+            "bytes per element": f"{size / x.numel():.2f}",
+        }
         for what, (shape, _, size) in zip(SAVED_BY_LAYER, kept.pieces, strict=True)
     ],
     title=f"b = 2, s = 64, h = 128, a = 4: {kept.bytes:,} bytes saved",
@@ -216,21 +239,25 @@ viz.table(
 predict("0.b", states=1, activations=2, scores=4)
 
 # %%
+h, a = SMALL.hidden_size, SMALL.num_heads
 rows = []
 for b, s in ((1, 64), (2, 64), (1, 128), (1, 256)):
     layer = Layer(SMALL).bfloat16()
-    x = torch.randn(b, s, SMALL.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # [b, s, h]
+    x = torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)  # [b, s, h]
     with saved_for_backward(layer) as kept:
         layer(x)
-    h, a = SMALL.hidden_size, SMALL.num_heads
-    sizes = {what: size for what, (_, _, size) in zip(SAVED_BY_LAYER, kept.pieces, strict=True)}
+    sizes = {
+        what: size
+        for what, (_, _, size) in zip(SAVED_BY_LAYER, kept.pieces, strict=True)
+        if not what.startswith(("mean", "1/std"))
+    }
     rows.append(
         {
             "b": b,
             "s": s,
             "states": 16 * sum(parameter.numel() for parameter in layer.parameters()),
-            "activations": sum(size for what, size in sizes.items() if not what.startswith(("mean", "1/std"))),
-            "scores only": sum(size for what, size in sizes.items() if "scores" in what),
+            "activations": sum(sizes.values()),
+            "scores only": sum(sizes[what] for what in sizes if "scores" in what),
             "sbh(34 + 5as/h)": s * b * h * 34 + 5 * a * s * s * b,
         }
     )
@@ -275,7 +302,8 @@ with MemoryMeter() as meter:
     meter.mark("build")
     model = GPT(SMALL)
     before = meter.live
-    loss = as_shipped(model, marked(corpus.byte_batches(text, SMALL.seq_length, 4, 4, seed=0)))
+    batches = corpus.byte_batches(text, SMALL.seq_length, 4, 4, seed=0)
+    loss = as_shipped(model, marked(batches))
 print(f"each batch leaves {(meter.live - before) / 4 / 1e6:.1f} MB behind")
 viz.live_memory(meter, title="a validation loop over 4 batches")
 
@@ -287,7 +315,10 @@ viz.live_memory(meter, title="a validation loop over 4 batches")
 
 # %% exercise="0.3"
 def average_loss(model: nn.Module, batches) -> float:
-    """Return the average of model(ids, targets) over all batches, which is any iterable of (ids, targets)."""
+    """Return the average of model(ids, targets) over all batches.
+
+    batches: any iterable of (ids, targets)
+    """
     ### BEGIN SOLUTION
     total, count = 0.0, 0
     with torch.no_grad():
@@ -373,18 +404,21 @@ predict("0.e", bytes=23)
 
 # %% exercise="0.4"
 def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> Layout:
-    """Return the Layout(tp=..., pp=...) with the fewest GPUs on which every GPU needs at most gpu_bytes.
+    """Return the fitting Layout(tp=..., pp=...) with the fewest GPUs.
 
-    If no layout fits, raises ValueError, and its message contains the smallest gpu_bytes for which one would fit.
+    A layout fits if every GPU needs at most gpu_bytes. If no layout fits, raises
+    ValueError, and its message contains the smallest gpu_bytes for which one would fit.
     """
     tps = [tp for tp in range(1, largest_tp + 1) if config.num_heads % tp == 0]
     pps = [pp for pp in range(1, config.num_layers + 1) if config.num_layers % pp == 0]
     layouts = [Layout(tp=tp, pp=pp) for tp in tps for pp in pps]
     ### BEGIN SOLUTION
-    needs = {layout: bill(config, layout).total for layout in layouts}  # of the stage that needs the most memory
+    # of the stage that needs the most memory
+    needs = {layout: bill(config, layout).total for layout in layouts}
     fitting = [layout for layout in layouts if needs[layout] <= gpu_bytes]
     if not fitting:
-        raise ValueError(f"no layout fits: each GPU would need {min(needs.values()):,} bytes, but it has {gpu_bytes:,}")
+        message = f"no layout fits: each GPU would need {min(needs.values()):,} bytes"
+        raise ValueError(f"{message}, but it has {gpu_bytes:,}")
     return min(fitting, key=lambda layout: (layout.gpus, layout.tp))
     ### END SOLUTION
 
@@ -408,7 +442,8 @@ def shown(name, gpu):
     return row | {"GPUs": layout.gpus, "layout": f"tp = {layout.tp}, pp = {layout.pp}"}
 
 
-viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in ("H100, 80 GB", "H200, 141 GB")])
+gpus = "H100, 80 GB", "H200, 141 GB"
+viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in gpus])
 
 # %% [markdown]
 # Look at the row for GPT-3 on 80 GB GPUs. Your layout needs more than the 35 GPUs you predicted, because it also counts the activations and everything that's replicated. In addition, heads and layers have to be divided evenly. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
@@ -426,10 +461,11 @@ LLAMA = memory.PRESETS["Llama 3 405B"]
 
 def first_stage(pp, **options):
     needed = bill(LLAMA, Layout(tp=8, pp=pp, **options), stage=0)
+    states = needed.total - needed.activations
     return {
         "pp": pp,
         "layers": LLAMA.num_layers // pp,
-        "weights, gradients, optimizer": f"{(needed.total - needed.activations) / 1e9:.1f} GB",
+        "weights, gradients, optimizer": f"{states / 1e9:.1f} GB",
         "activations": f"{needed.activations / 1e9:.1f} GB",
         "recompute": options.get("recompute", "nothing"),
     }
@@ -478,7 +514,9 @@ def on_a_small_device():
     with MemoryMeter(capacity=10_000_000):
         model = GPT(SMALL)
         optimizer = torch.optim.Adam(model.parameters())
-        ids, targets = next(corpus.byte_batches(text, SMALL.seq_length, 1, 1, seed=dist.get_rank()))
+        ids, targets = next(
+            corpus.byte_batches(text, SMALL.seq_length, 1, 1, seed=dist.get_rank())
+        )
         model(ids, targets).backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -503,14 +541,19 @@ symptoms(0)
 # %% tags=["explore"]
 def calculator(layers, hidden, tp, pp, dp, sequence, micro_batch, gpu):
     config = GPTConfig(
-        num_layers=layers, hidden_size=hidden, num_heads=hidden // 128, vocab_size=50257, seq_length=sequence
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=hidden // 128,
+        vocab_size=50257,
+        seq_length=sequence,
     )
+    billions = memory.parameter_count(config) / 1e9
     layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=micro_batch)
     stages = {"each GPU": 0} if pp == 1 else {"first stage": 0, "last stage": pp - 1}
     return viz.bill(
         {name: bill(config, layout, stage=stage) for name, stage in stages.items()},
         capacity=memory.GPUS[gpu],
-        title=f"{memory.parameter_count(config) / 1e9:.1f} billion parameters; GPUs: {layout.gpus}, "
+        title=f"{billions:.1f} billion parameters; GPUs: {layout.gpus}, "
         f"sequences per step: {layout.sequences}",
     )
 

@@ -17,8 +17,10 @@ from tplab.course import check, predict, show_failure, symptoms
 
 # %%
 def goes_round():
-    mine = torch.arange(1, 5, device=device()) * 10 ** dist.get_rank()  # [4]: process 2 has 100, 200, 300, 400
-    return [total.clone() for _, total in collectives.reduce_scatter_steps(mine, offset=1)]
+    # process 2 has 100, 200, 300, 400
+    mine = torch.arange(1, 5, device=device()) * 10 ** dist.get_rank()  # [4]
+    steps = collectives.reduce_scatter_steps(mine, offset=1)
+    return [total.clone() for _, total in steps]
 
 
 viz.ring(launch(goes_round, 4), title="four sums go around a ring")
@@ -74,10 +76,13 @@ list(launch(count, 4)), counter
 
 
 # %% exercise="1.1"
-def scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int) -> torch.Tensor:
+def scatter(
+    out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int
+) -> torch.Tensor:
     """Fill `out` [..] with the chunk that belongs to this rank, and return `out`.
 
-    chunks: on rank `src`, a list of p tensors [..] in rank order; on all other ranks, None
+    chunks: on rank `src`, a list of p tensors [..] in rank order;
+        on all other ranks, None
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank != src:
@@ -90,7 +95,10 @@ def scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int) -> t
 
 
 def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
-    """On rank `dst`, return a list with copies of all ranks' x [..], in rank order. On all other ranks, return None."""
+    """On rank `dst`, return a list with copies of all ranks' x [..], in rank order.
+
+    On all other ranks, return None.
+    """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank != dst:
@@ -123,13 +131,15 @@ check("1.1", scatter, gather)
 
 # %%
 def my_numbers():
-    return torch.arange(1, dist.get_world_size() + 1, device=device()) * 10 ** dist.get_rank()  # [p]
+    p = dist.get_world_size()
+    return torch.arange(1, p + 1, device=device()) * 10 ** dist.get_rank()  # [p]
 
 
 def all_reduce():
     x = my_numbers()  # [p]
     before = x.clone()
-    dist.all_reduce(x)  # in place: now x is the sum, on every rank; the call itself returns None
+    # in place: now x is the sum, on every rank; the call itself returns None
+    dist.all_reduce(x)
     return before, x
 
 
@@ -222,7 +232,10 @@ def both_at_once():
     other = 1 - rank
     mine = torch.full((4,), float(rank), device=device())  # [4]
     theirs = torch.empty(4, device=device())  # [4]
-    messages = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)]
+    messages = [
+        dist.P2POp(dist.isend, mine, other),
+        dist.P2POp(dist.irecv, theirs, other),
+    ]
     for request in dist.batch_isend_irecv(messages):
         request.wait()
     return theirs
@@ -261,7 +274,10 @@ list(launch(both_at_once, 2))
 
 # %% exercise="1.2"
 def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
-    """Return chunk `rank` of the sum of x over all ranks: x [p, ..] on every rank -> [..]."""
+    """Return chunk `rank` of the sum of x over all ranks.
+
+    x [p, ..] on every rank -> [..]
+    """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
@@ -269,10 +285,14 @@ def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
     total = x[index].clone()  # [..]
     for _ in range(world_size - 1):
         received = torch.empty_like(total)  # [..]
-        messages = [dist.P2POp(dist.isend, total, right), dist.P2POp(dist.irecv, received, left)]
+        messages = [
+            dist.P2POp(dist.isend, total, right),
+            dist.P2POp(dist.irecv, received, left),
+        ]
         for request in dist.batch_isend_irecv(messages):
             request.wait()
-        index = (index - 1) % world_size  # what arrived is the chunk before the one that left
+        # what arrived is the chunk before the one that left
+        index = (index - 1) % world_size
         total = received + x[index]
     return total
     ### END SOLUTION
@@ -294,7 +314,10 @@ check("1.2", ring_reduce_scatter)
 
 # %% exercise="1.3"
 def ring_all_gather(chunk: torch.Tensor) -> torch.Tensor:
-    """Return the chunks of all ranks, with rank i's chunk at index i: chunk [..] on every rank -> [p, ..]."""
+    """Return the chunks of all ranks, with rank i's chunk at index i.
+
+    chunk [..] on every rank -> [p, ..]
+    """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
@@ -302,7 +325,10 @@ def ring_all_gather(chunk: torch.Tensor) -> torch.Tensor:
     chunks[rank].copy_(chunk)
     for step in range(world_size - 1):
         outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
-        messages = [dist.P2POp(dist.isend, chunks[outgoing], right), dist.P2POp(dist.irecv, chunks[incoming], left)]
+        messages = [
+            dist.P2POp(dist.isend, chunks[outgoing], right),
+            dist.P2POp(dist.irecv, chunks[incoming], left),
+        ]
         for request in dist.batch_isend_irecv(messages):
             request.wait()
     return torch.stack(chunks)  # [p, ..]
@@ -310,10 +336,11 @@ def ring_all_gather(chunk: torch.Tensor) -> torch.Tensor:
 
 
 def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of x over all ranks, in a new tensor of the same shape: [..] -> [..]."""
+    """Return the sum of x [..] over all ranks, in a new tensor of the same shape."""
     ### BEGIN SOLUTION
     chunks = x.reshape(dist.get_world_size(), -1)  # [p, N/p]
-    return ring_all_gather(ring_reduce_scatter(chunks)).reshape(x.shape)  # [N/p] -> [p, N/p] -> [..]
+    # [N/p] -> [p, N/p] -> [..]
+    return ring_all_gather(ring_reduce_scatter(chunks)).reshape(x.shape)
     ### END SOLUTION
 
 
@@ -353,18 +380,22 @@ predict("1.e", ring_mib=14, tree_mib=24, ring_steps=14, tree_steps=6)
 
 
 # %%
+ALGORITHMS = {"ring": collectives.ring_all_reduce, "tree": collectives.tree_all_reduce}
+
+
 def all_reduce_by(algorithm, numel):
     x = torch.ones(numel, device=device())  # [N/4], 4 bytes per element
-    {"ring": collectives.ring_all_reduce, "tree": collectives.tree_all_reduce}[algorithm](x)
+    ALGORITHMS[algorithm](x)
 
 
 rows = []
 for p in (2, 4, 8):
-    for algorithm in ("ring", "tree"):
+    for algorithm in ALGORITHMS:
         results = launch(all_reduce_by, p, args=(algorithm, 2**14))  # 64 KiB
-        sent = [sum(c.bytes for c in results.record.of_rank(rank) if c.kind == "send") for rank in range(p)]
-        row = {"p": p, "algorithm": algorithm, "busiest rank": f"{max(sent):,}", "all ranks together": f"{sum(sent):,}"}
-        rows.append(row)
+        ranks = [results.record.of_rank(rank) for rank in range(p)]
+        sent = [sum(c.bytes for c in calls if c.kind == "send") for calls in ranks]
+        row = {"p": p, "algorithm": algorithm, "busiest rank": f"{max(sent):,}"}
+        rows.append(row | {"all ranks together": f"{sum(sent):,}"})
 viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
 
 # %% [markdown]
@@ -379,11 +410,14 @@ viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
 # %%
 points = launch(links.measure_link, 2)[0]
 here = links.fit(points)
-print(f"this machine: alpha = {here.alpha * 1e6:.0f} µs, 1/beta = {here.bandwidth / 1e9:.1f} GB/s")
+alpha, bandwidth = here.alpha * 1e6, here.bandwidth / 1e9  # in µs and GB/s
+print(f"this machine: alpha = {alpha:.0f} µs, 1/beta = {bandwidth:.1f} GB/s")
+published = {name: link.seconds for name, link in links.PUBLISHED.items()}
 viz.times(
-    {"this machine": here.seconds, **{name: link.seconds for name, link in links.PUBLISHED.items()}},
+    {"this machine": here.seconds} | published,
     {"this machine": points},
-    title="one message from rank to rank: measured (circles), fitted, and published (gray)",
+    title="one message from rank to rank: "
+    "measured (circles), fitted, and published (gray)",
 )
 
 # %% [markdown]
@@ -401,7 +435,10 @@ viz.times(
 
 # %% exercise="1.4"
 def ring_seconds(n: float, world_size: int, alpha: float, beta: float) -> float:
-    """Return the time in seconds of a ring all-reduce of n bytes, if a message of m bytes takes alpha + beta * m."""
+    """Return the time in seconds of a ring all-reduce of n bytes.
+
+    A message of m bytes takes alpha + beta * m.
+    """
     ### BEGIN SOLUTION
     return 2 * (world_size - 1) * (alpha + beta * n / world_size)
     ### END SOLUTION
@@ -416,7 +453,7 @@ def tree_seconds(n: float, world_size: int, alpha: float, beta: float) -> float:
 
 
 def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
-    """Return the smallest n, in bytes, for which ring_seconds is at most tree_seconds."""
+    """Return the smallest n, in bytes, with ring_seconds at most tree_seconds."""
     ### BEGIN SOLUTION
     steps, levels = world_size - 1, (world_size - 1).bit_length()
     if steps == levels:  # with up to three ranks, the tree saves no steps
@@ -513,7 +550,13 @@ with show_failure():
 # Now for the scary part. The missing rank did join `all_reduce #2`. The other ranks were in `step == 1` at that point. In which `step` was the missing rank?
 
 # %% predict="1.g"
-predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, step_of_missing_rank=2)
+predict(
+    "1.g",
+    missing_rank=2,
+    number_of_the_all_reduce=3,
+    skipped_step=1,
+    step_of_missing_rank=2,
+)
 
 # %% [markdown]
 # Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. Suppose each of the other ranks had skipped one step, too, say step 0. Then all the ranks would have called two all-reduces, the program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
@@ -528,12 +571,13 @@ predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, step_
 
 # %% exercise="1.5"
 def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> bool:
-    """Update `weight` [..] in place with the sum of the ranks' `gradient` [..]. Return whether the step was taken.
+    """Update `weight` [..] in place with the sum of the ranks' `gradient` [..].
 
-    You may overwrite `gradient`.
+    Return whether the step was taken. You may overwrite `gradient`.
     """
     ### BEGIN SOLUTION
-    skips = (~gradient.isfinite().all()).to(torch.float32)  # []: 1 on a rank that would like to skip
+    # 1 on a rank that would like to skip
+    skips = (~gradient.isfinite().all()).to(torch.float32)  # []
     dist.all_reduce(skips)
     if skips > 0:
         return False

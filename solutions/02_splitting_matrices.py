@@ -19,8 +19,8 @@ from tplab.course import check, predict, symptoms
 # Suppose you have two ranks, and each of them should store half of $A$. Should you split the columns or the rows? Let's try both on matrices that are small enough to check by hand.
 
 # %%
-X = torch.tensor([[1, 2, 3, 4], [0, 1, 0, -1]]).float()  # [2, 4]
-A = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]]).float()  # [4, 4]
+X = torch.tensor([[1.0, 2, 3, 4], [0, 1, 0, -1]])  # [2, 4]
+A = torch.tensor([[1.0, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]])  # [4, 4]
 X @ A  # what we want
 
 # %% [markdown]
@@ -61,7 +61,12 @@ viz.matrices({"rank 0": top, "rank 1": bottom, "sum": top + bottom, "X A": X @ A
 # Change $p$ below and watch the shapes. Which split makes each rank's result smaller as $p$ grows?
 
 # %% tags=["explore"]
-viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
+viz.explore(
+    lambda p, kind: viz.product(X, A, kind=kind, p=p),
+    p=(1, 2, 4),
+    kind=["column", "row"],
+    start={"p": 2},
+)
 
 # %% [markdown]
 # **Predict.** $X$ has the shape `[512, 1024]`, $A$ has the shape `[1024, 4096]`, and both are in float32. How many MiB of
@@ -84,14 +89,18 @@ predict("2.a", weights=4, column_result=2, row_result=8)
 
 # %% exercise="2.1"
 def shard(tensor: torch.Tensor, dim: int, rank: int, world_size: int) -> torch.Tensor:
-    """Return the shard of `tensor` [.., n, ..] that `rank` holds: [.., n/p, ..], contiguous, in its own memory.
+    """Return the shard of `tensor` [.., n, ..] that `rank` holds: [.., n/p, ..].
 
-    Raises ValueError, naming n and the number of ranks, if n can't be divided evenly by world_size.
+    The shard is contiguous, in its own memory. Raises ValueError, naming n and the
+    number of ranks, if n can't be divided evenly by world_size.
     """
     ### BEGIN SOLUTION
     size = tensor.shape[dim]
     if size % world_size:
-        raise ValueError(f"dimension {dim} has size {size}, which can't be divided evenly by {world_size} ranks")
+        raise ValueError(
+            f"dimension {dim} has size {size}, "
+            f"which can't be divided evenly by {world_size} ranks"
+        )
     length = size // world_size
     part = tensor.narrow(dim, rank * length, length)  # [.., n/p, ..], a view
     return part.clone(memory_format=torch.contiguous_format)
@@ -99,7 +108,10 @@ def shard(tensor: torch.Tensor, dim: int, rank: int, world_size: int) -> torch.T
 
 
 def unshard(shards: list[torch.Tensor], dim: int) -> torch.Tensor:
-    """Return the full tensor [.., n, ..] from the shards [.., n/p, ..] of all ranks, given in rank order."""
+    """Return the full tensor [.., n, ..].
+
+    shards: the shards [.., n/p, ..] of all ranks, in rank order
+    """
     ### BEGIN SOLUTION
     return torch.cat(shards, dim)
     ### END SOLUTION
@@ -140,26 +152,37 @@ check("2.1", shard, unshard)
 
 # %% exercise="2.2"
 def choose_splits(hidden: int, out: int) -> tuple[str, str]:
-    """Return how to split A [in, hidden] and B [hidden, out], each "column" or "row", so that Z = (X A) B is cheapest."""
+    """Return how to split A and B so that Z = (X A) B is cheapest.
+
+    A [in, hidden], B [hidden, out] -> "column" or "row" for each of them
+    """
     ### BEGIN SOLUTION
     return ("column", "row") if 2 * out <= hidden + out else ("column", "column")
     ### END SOLUTION
 
 
-def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, splits: tuple[str, str]) -> torch.Tensor:
+def two_matmuls(
+    x: torch.Tensor,
+    a_shard: torch.Tensor,
+    b_shard: torch.Tensor,
+    splits: tuple[str, str],
+) -> torch.Tensor:
     """Return Z = (X A) B [.., out] on every rank.
 
-    x [.., in]: the full X; a_shard and b_shard: this rank's shards of A [in, hidden] and B [hidden, out];
+    x [.., in]: the full X
+    a_shard and b_shard: this rank's shards of A [in, hidden] and B [hidden, out]
     splits: what your choose_splits returned for these sizes
     """
     ### BEGIN SOLUTION
     y = x @ a_shard  # [.., hidden/p]: A is always split by columns
     if splits == ("column", "row"):
-        z = y @ b_shard  # [.., out], partial: these columns of y meet exactly these rows of B
+        # these columns of y meet exactly these rows of B
+        z = y @ b_shard  # [.., out], partial
         dist.all_reduce(z)
         return z
 
-    def gathered(columns: torch.Tensor) -> torch.Tensor:  # [.., n] on each rank -> [.., p n] on every rank
+    def gathered(columns: torch.Tensor) -> torch.Tensor:
+        # [.., n] on each rank -> [.., p n] on every rank
         parts = [torch.empty_like(columns) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, columns)
         return torch.cat(parts, dim=-1)
@@ -189,7 +212,8 @@ check("2.2", choose_splits, two_matmuls)
 def measured(x, a, b, splits):
     dims = {"column": 1, "row": 0}
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    a_shard, b_shard = (shard(m, dims[split], rank, world_size) for m, split in zip((a, b), splits, strict=True))
+    a_shard = shard(a, dims[splits[0]], rank, world_size)
+    b_shard = shard(b, dims[splits[1]], rank, world_size)
     two_matmuls(x.to(device()), a_shard.to(device()), b_shard.to(device()), splits)
 
 
@@ -198,10 +222,13 @@ for hidden in (64, 4):
     x, a, b = torch.randn(8, 16), torch.randn(16, hidden), torch.randn(hidden, 16)
     for p in (2, 4):
         splits = choose_splits(hidden, 16)
-        for collective, (calls, size) in launch(measured, p, args=(x, a, b, splits)).record.totals().items():
+        totals = launch(measured, p, args=(x, a, b, splits)).record.totals()
+        for collective, (calls, size) in totals.items():
             ring = (2 if collective == "all_reduce" else 1) * (p - 1) * size // p
-            rows.append({"hidden": hidden, "splits": ", ".join(splits), "p": p, "collective": collective, "calls": calls,
-                         "message bytes, all calls": size, "sent by each rank, in a ring": ring})  # fmt: skip
+            rows.append({"hidden": hidden, "splits": ", ".join(splits), "p": p,
+                         "collective": collective, "calls": calls,
+                         "message bytes, all calls": size,
+                         "sent by each rank, in a ring": ring})  # fmt: skip
 viz.table(rows)
 
 # %% [markdown]
@@ -224,11 +251,19 @@ predict("2.b", right=0, added_after=3)
 # %% tags=["explore"]
 def two_terms(rank_0, rank_1):
     terms = torch.tensor([rank_0, rank_1])
-    table = {"terms": terms, "GELU of the sum": gelu(terms.sum()), "sum of the GELUs": gelu(terms).sum()}
+    table = {
+        "terms": terms,
+        "GELU of the sum": gelu(terms.sum()),
+        "sum of the GELUs": gelu(terms).sum(),
+    }
     return viz.matrices({name: value.reshape(1, -1) for name, value in table.items()})
 
 
-viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0])
+viz.explore(
+    two_terms,
+    rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0],
+    rank_1=[-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0],
+)
 
 # %% [markdown] task="2.3" title="Where GELU goes wrong, and where you wouldn't notice" difficulty=3 minutes=15
 # This exercise runs in a single process. Write a function that measures the error, and then find two examples for `p = 2`:
@@ -242,13 +277,16 @@ viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3
 
 # %% exercise="2.3"
 def gelu_gap(x: torch.Tensor, a: torch.Tensor, world_size: int) -> float:
-    """Return max |GELU(sum of the ranks' results) - sum of GELU(each rank's result)| for a row split of A.
+    """Return max |GELU(sum of the ranks' results) - sum of GELU(each rank's result)|.
 
-    x [b, in] and a [in, out] are the full matrices, and world_size divides `in`.
+    A is split by rows. x [b, in] and a [in, out] are the full matrices, and world_size
+    divides `in`.
     """
     ### BEGIN SOLUTION
-    xs, rows = x.chunk(world_size, dim=1), a.chunk(world_size, dim=0)  # p of [b, in/p] and of [in/p, out]
-    products = [x_shard @ a_shard for x_shard, a_shard in zip(xs, rows, strict=True)]  # p of [b, out], partial
+    xs = x.chunk(world_size, dim=1)  # p of [b, in/p]
+    rows = a.chunk(world_size, dim=0)  # p of [in/p, out]
+    # p of [b, out], partial
+    products = [x_shard @ a_shard for x_shard, a_shard in zip(xs, rows, strict=True)]
     right = gelu(sum(products))  # [b, out]
     wrong = sum(gelu(product) for product in products)  # [b, out]
     return (right - wrong).abs().max().item()
@@ -256,16 +294,21 @@ def gelu_gap(x: torch.Tensor, a: torch.Tensor, world_size: int) -> float:
 
 
 def counter_example() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x [b, in] and a [in, out], with `in` even, such that gelu_gap(x, a, 2) >= 1."""
+    """Return x [b, in] and a [in, out], with `in` even and gelu_gap(x, a, 2) >= 1."""
     ### BEGIN SOLUTION
-    return torch.tensor([[3.0, 3.0]]), torch.tensor([[1.0], [-1.0]])  # the terms +3 and -3 add up to 0
+    # the terms +3 and -3 add up to 0
+    return torch.tensor([[3.0, 3.0]]), torch.tensor([[1.0], [-1.0]])
     ### END SOLUTION
 
 
 def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x [b, in] and a [in, out], with `in` even and no element between -0.1 and 0.1, and a gap below 1e-6."""
+    """Return x [b, in] and a [in, out], with `in` even and a gap below 1e-6.
+
+    No element is between -0.1 and 0.1.
+    """
     ### BEGIN SOLUTION
-    return torch.tensor([[9.0, 9.0]]), torch.tensor([[1.0], [1.0]])  # gelu(t) is t for large t
+    # gelu(t) is t for large t
+    return torch.tensor([[9.0, 9.0]]), torch.tensor([[1.0], [1.0]])
     ### END SOLUTION
 
 
@@ -295,12 +338,14 @@ def as_shipped(y):
 
 
 def columns_of_y(x, a):
-    y = x.to(device()) @ a.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].to(device())
-    return as_shipped(y)
+    a_shard = a.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+    return as_shipped(x.to(device()) @ a_shard.to(device()))
 
 
 as_it_was = launch(columns_of_y, 2, args=(X, A))[0]
-viz.matrices({"as shipped": as_it_was, "correct": X @ A}, compare={"as shipped": "correct"})
+viz.matrices(
+    {"as shipped": as_it_was, "correct": X @ A}, compare={"as shipped": "correct"}
+)
 
 # %% [markdown]
 # There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531).
@@ -314,7 +359,8 @@ viz.matrices({"as shipped": as_it_was, "correct": X @ A}, compare={"as shipped":
 def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
     """Return the ranks' y [.., n] side by side, in rank order: [.., p n] on every rank.
 
-    y may be non-contiguous, for example a slice of a wider tensor, but collectives need contiguous tensors.
+    y may be non-contiguous, for example a slice of a wider tensor, but collectives need
+    contiguous tensors.
     """
     ### BEGIN SOLUTION
     gathered = y.new_empty(dist.get_world_size() * y.shape[0], *y.shape[1:])
@@ -361,13 +407,20 @@ def interleaved(matrix, dim, rank, world_size):
 
 def z_of(x, a, b, split_a, split_b):
     mine = dist.get_rank(), dist.get_world_size()
-    z = x.to(device()) @ split_a(a, 1, *mine).to(device()) @ split_b(b, 0, *mine).to(device())
+    a_shard, b_shard = split_a(a, 1, *mine), split_b(b, 0, *mine)
+    z = x.to(device()) @ a_shard.to(device()) @ b_shard.to(device())
     dist.all_reduce(z)
     return z
 
 
-ways = {"blocks": (shard, shard), "only A interleaved": (interleaved, shard), "interleaved": (interleaved, interleaved)}
-viz.matrices({name: launch(z_of, 2, args=(X, A, A, *way))[0] for name, way in ways.items()})  # A serves as B, too
+ways = {
+    "blocks": (shard, shard),
+    "only A interleaved": (interleaved, shard),
+    "interleaved": (interleaved, interleaved),
+}
+# A serves as B, too
+products = {name: launch(z_of, 2, args=(X, A, A, *ways[name]))[0] for name in ways}
+viz.matrices(products)
 
 # %% [markdown]
 # The order of the hidden features doesn't matter, as long as both matrices agree on it. If your model ever produces nonsense without raising an error, look for two splits that disagree.
@@ -398,11 +451,20 @@ symptoms(2)
 
 # %%
 def ask_dtensor(x, a):
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor import (
+        Replicate,
+        Shard,
+        distribute_tensor,
+        init_device_mesh,
+    )
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    column = distribute_tensor(x, mesh, [Replicate()]) @ distribute_tensor(a, mesh, [Shard(1)])
-    row = distribute_tensor(x, mesh, [Shard(1)]) @ distribute_tensor(a, mesh, [Shard(0)])
+
+    def place(matrix, placement):
+        return distribute_tensor(matrix, mesh, [placement])
+
+    column = place(x, Replicate()) @ place(a, Shard(1))
+    row = place(x, Shard(1)) @ place(a, Shard(0))
     return {"column split": str(column.placements), "row split": str(row.placements)}
 
 

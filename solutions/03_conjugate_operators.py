@@ -48,7 +48,10 @@ def sum_without_operators(x, a):
 
 x, a = torch.tensor(2.0), torch.tensor([3.0, -5.0])
 results = launch(sum_without_operators, 2, args=(x, a))
-viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "dx"])
+viz.matrices(
+    {f"rank {rank}": numbers for rank, numbers in enumerate(results)},
+    headings=["z", "da", "dx"],
+)
 
 # %% [markdown]
 # Only $dx$ is wrong, and the two ranks don't even get the same wrong value. If another layer came before this one, the ranks would now update the *same* weights with *different* gradients.
@@ -141,8 +144,11 @@ OPERATORS = {
 def forward_and_backward(name):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     replicated = torch.arange(1.0, 5.0, device=device())  # [4], the same on every rank
-    different = torch.full((4 if name in "fg" else 4 // world_size,), 10.0**rank, device=device())  # [4] or [4/p]
-    x, dy = (replicated, different) if name in ("f", "scatter") else (different, replicated)
+    length = 4 if name in "fg" else 4 // world_size
+    different = torch.full((length,), 10.0**rank, device=device())  # [4] or [4/p]
+    x, dy = replicated, different
+    if name in ("g", "gather"):
+        x, dy = dy, x
     x.requires_grad_()
     y = OPERATORS[name](x)
     y.backward(dy)
@@ -150,8 +156,10 @@ def forward_and_backward(name):
 
 
 def on_ranks(operator, p):
-    results = launch(forward_and_backward, p, args=(operator,))
-    return viz.matrices({f"rank {rank}: {name}": t for rank in range(p) for name, t in results[rank].items()})
+    shown = {}
+    for rank, seen in enumerate(launch(forward_and_backward, p, args=(operator,))):
+        shown |= {f"rank {rank}: {name}": t for name, t in seen.items()}
+    return viz.matrices(shown)
 
 
 viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
@@ -166,7 +174,8 @@ viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 class FlipGradient(Function):
     @staticmethod
     def forward(ctx, x):
-        return x.view_as(x)  # a new tensor object over the same memory; autograd is not looking inside forward
+        # autograd is not looking inside forward
+        return x.view_as(x)  # a new tensor object over the same memory
 
     @staticmethod
     def backward(ctx, grad_output):  # dL/d(output), as large as the output
@@ -198,7 +207,8 @@ class CopyToRegion(Function):
     def backward(ctx, grad_output):
         """Return dL/dx [..], the same on every rank. Leave grad_output [..] unchanged.
 
-        grad_output is dL/dy along this rank's own path. It differs between ranks and may not be contiguous.
+        grad_output is dL/dy along this rank's own path. It differs between ranks and
+        may not be contiguous.
         """
         ### BEGIN SOLUTION
         dx = grad_output.clone(memory_format=torch.contiguous_format)
@@ -238,7 +248,8 @@ class ReduceFromRegion(Function):
     def forward(ctx, x):
         """Return the sum [..] of the ranks' x [..]."""
         ### BEGIN SOLUTION
-        y = x.clone(memory_format=torch.contiguous_format)  # or CopyToRegion.backward(ctx, x), which does the same
+        # or CopyToRegion.backward(ctx, x), which does the same
+        y = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(y)
         return y
         ### END SOLUTION
@@ -263,10 +274,14 @@ class ScatterToRegion(Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        """Return dx [.., h] from grad_output [.., h/p], the gradient of this rank's slice."""
+        """Return dx [.., h] from grad_output [.., h/p].
+
+        grad_output is the gradient of this rank's slice.
+        """
         ### BEGIN SOLUTION
         mine = grad_output.contiguous()
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]  # p of [.., h/p]
+        # p of [.., h/p]
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, mine)
         return unshard(parts, -1)  # [.., h]
         ### END SOLUTION
@@ -277,14 +292,14 @@ class GatherFromRegion(Function):
 
     @staticmethod
     def forward(ctx, x):
-        """Return the slices x [.., h/p] of all ranks side by side, in rank order: [.., h]."""
+        """Return all ranks' slices x [.., h/p] side by side, in rank order: [.., h]."""
         ### BEGIN SOLUTION
         return ScatterToRegion.backward(ctx, x)
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """Return dx [.., h/p] from grad_output [.., h], which is the same on every rank."""
+        """Return dx [.., h/p] from grad_output [.., h], the same on every rank."""
         ### BEGIN SOLUTION
         return ScatterToRegion.forward(ctx, grad_output)
         ### END SOLUTION
@@ -316,7 +331,10 @@ def sum_with_operators(x, a):
 
 x, a = torch.tensor(2.0), torch.tensor([3.0, -5.0])
 results = launch(sum_with_operators, 2, args=(x, a))
-viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "dx"])
+viz.matrices(
+    {f"rank {rank}": numbers for rank, numbers in enumerate(results)},
+    headings=["z", "da", "dx"],
+)
 
 # %% [markdown]
 # Now $dx$ is 8 on both ranks. The timeline shows when each rank was computing and when it was in an all-reduce. There's one all-reduce in the forward pass and one in the backward pass.
@@ -346,7 +364,8 @@ def replicated(*shape):
 
 
 def different(*shape):
-    return [torch.randn(*shape, dtype=torch.float64) for _ in range(2)]  # each rank has its own
+    # each rank has its own
+    return [torch.randn(*shape, dtype=torch.float64) for _ in range(2)]
 
 
 cases = {
@@ -357,10 +376,12 @@ cases = {
 }
 rows = []
 for name, (operator, x, dy) in cases.items():
-    outputs, inputs = zip(*launch(inner_products, 2, args=(operator, x, dy)), strict=True)
+    products = launch(inner_products, 2, args=(operator, x, dy))
+    outputs, inputs = zip(*products, strict=True)
     left = outputs[0] if dy[0] is dy[1] else sum(outputs)  # <dy, M x>
     right = inputs[0] if x[0] is x[1] else sum(inputs)  # <M^T dy, x>
-    rows.append({"operator": name, "⟨dy, Mx⟩": f"{left:.6f}", "⟨Mᵀdy, x⟩": f"{right:.6f}"})
+    row = {"operator": name, "⟨dy, Mx⟩": f"{left:.6f}", "⟨Mᵀdy, x⟩": f"{right:.6f}"}
+    rows.append(row)
 viz.table(rows)
 
 # %% [markdown]
@@ -397,7 +418,8 @@ def numbers_on_ranks(block, x, w, a):
 
 
 x, w, a = torch.tensor(1.0), torch.tensor(2.0), torch.tensor([3.0, -5.0])
-shipped = {f"rank {rank}": each for rank, each in enumerate(launch(numbers_on_ranks, 2, args=(as_shipped, x, w, a)))}
+results = launch(numbers_on_ranks, 2, args=(as_shipped, x, w, a))
+shipped = {f"rank {rank}": numbers for rank, numbers in enumerate(results)}
 viz.matrices(
     shipped | {"a single process": numbers_of(in_one_process, x, w, a)},
     headings=["z", "dw", "dx"],
@@ -415,12 +437,14 @@ viz.matrices(
 
 # %% exercise="3.4"
 def residual_block(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """Return x [.., h] plus the sum over all ranks of tanh(a * w * x) [.., h], on every rank.
+    """On every rank, return x [.., h] plus the sum over all ranks of tanh(a * w * x).
 
-    x [.., h] and w [h] are the same on every rank, and a [h] is a weight that only this rank has.
+    x [.., h] and w [h] are the same on every rank, and a [h] is a weight that only this
+    rank has.
     """
     ### BEGIN SOLUTION
-    y = CopyToRegion.apply(w * x)  # [.., h]: from here on, each rank does something different
+    # from here on, each rank does something different
+    y = CopyToRegion.apply(w * x)  # [.., h]
     return x + ReduceFromRegion.apply(torch.tanh(a * y))  # [.., h]
     ### BROKEN
     # x = CopyToRegion.apply(x)
@@ -461,7 +485,8 @@ predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
 def try_the_helper():
     ones_or_twos = torch.full((2, 2), 1.0 + dist.get_rank(), device=device())
     seen = {}
-    for layout, x in (("contiguous", ones_or_twos.clone()), ("transposed", ones_or_twos.T)):
+    layouts = {"contiguous": ones_or_twos.clone(), "transposed": ones_or_twos.T}
+    for layout, x in layouts.items():
         seen[f"{layout}: returned"] = sum_as_shipped(x).clone()
         seen[f"{layout}: x afterwards"] = x
     return seen
@@ -493,14 +518,18 @@ class InPlaceReduce(Function):
 
 
 def exp_then_reduce(reduce):
-    w = torch.tensor([1.0, 2.0], device=device()).log()[dist.get_rank()].requires_grad_()
+    logarithms = torch.tensor([1.0, 2.0], device=device()).log()
+    w = logarithms[dist.get_rank()].requires_grad_()
     z = reduce.apply(w.exp())
     z.backward()
     return torch.stack([z.detach(), w.grad])  # [2]
 
 
 results = launch(exp_then_reduce, 2, args=(InPlaceReduce,))
-viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "dw"])
+viz.matrices(
+    {f"rank {rank}": numbers for rank, numbers in enumerate(results)},
+    headings=["z", "dw"],
+)
 
 # %% [markdown]
 # The output is correct, but the gradient is silently wrong. Normally, autograd notices when a saved tensor has been overwritten, because every in-place operation increments the tensor's version counter. But `dist.all_reduce` doesn't increment this counter. (If you call
@@ -533,7 +562,8 @@ x, a = torch.tensor(2.0), torch.tensor([3.0, -5.0, 2.0, 2.0])
 rows = []
 for p in (2, 4):  # the first p of the weights
     for name, g in (("your g", ReduceFromRegion), ("sums in both passes", AddBothWays)):
-        rows.append({"p": p, "operator": name} | launch(twice_in_a_row, p, args=(x, a[:p], g))[0])
+        numbers = launch(twice_in_a_row, p, args=(x, a[:p], g))[0]
+        rows.append({"p": p, "operator": name} | numbers)
 viz.table(rows)
 
 # %% [markdown]
@@ -599,7 +629,10 @@ def traffic_of(operator, b, s, h):
         y = operator.apply(x)
     with record() as backward:
         y.backward(torch.randn_like(y))
-    return [", ".join(f"{c.kind} {c.bytes}" for c in section) or "nothing" for section in (forward, backward)]
+    return [
+        ", ".join(f"{c.kind} {c.bytes}" for c in section) or "nothing"
+        for section in (forward, backward)
+    ]
 
 
 b, s, h = 2, 16, 64
@@ -612,8 +645,8 @@ for p in (2, 4):
         ("gather", GatherFromRegion, h // p),
     ):
         forward, backward = launch(traffic_of, p, args=(operator, b, s, width))[0]
-        formula = 4 * b * s * h
-        rows.append({"operator": name, "p": p, "forward": forward, "backward": backward, "4·b·s·h": formula})
+        row = {"operator": name, "p": p, "forward": forward, "backward": backward}
+        rows.append(row | {"4·b·s·h": 4 * b * s * h})
 viz.table(rows)
 
 # %% [markdown]
@@ -641,12 +674,15 @@ def g_by_dtensor():
     from torch.distributed.tensor import DTensor, Partial, Replicate, init_device_mesh
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    x = torch.tensor([1.0 + dist.get_rank()], device=device(), requires_grad=True)  # 1 on rank 0, 2 on rank 1
+    # 1 on rank 0, 2 on rank 1
+    x = torch.tensor([1.0 + dist.get_rank()], device=device(), requires_grad=True)
     with record() as forward:
-        y = DTensor.from_local(x, mesh, [Partial()]).redistribute(mesh, [Replicate()]).to_local()
+        partial = DTensor.from_local(x, mesh, [Partial()])
+        y = partial.redistribute(mesh, [Replicate()]).to_local()
     with record() as backward:
         (5 * y).backward()
-    return {"y": y.item(), "dx": x.grad.item(), "forward": forward.totals(), "backward": backward.totals()}
+    numbers = {"y": y.item(), "dx": x.grad.item()}
+    return numbers | {"forward": forward.totals(), "backward": backward.totals()}
 
 
 launch(g_by_dtensor, 2)[0]

@@ -44,7 +44,8 @@ linear = nn.Linear(in_features=8, out_features=12)
 # %% tags=["explore"]
 def show_split(kind, p):
     title = f"{kind}-parallel, p = {p} (rows: outputs, columns: inputs)"
-    return viz.split(linear.weight.detach(), dim=0 if kind == "column" else 1, p=p, title=title)
+    dim = 0 if kind == "column" else 1
+    return viz.split(linear.weight.detach(), dim=dim, p=p, title=title)
 
 
 viz.explore(show_split, kind=["column", "row"], p=(2, 4))
@@ -86,9 +87,12 @@ predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 class ColumnParallelLinear(nn.Module):
     """Y = X A + b, with the columns of A split over the ranks of `group`.
 
-    x [.., in], the same on every rank -> this rank's slice of Y, [.., out/p], or with `gather_output` all of Y, [.., out].
-    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if self.bias is None. With both
-    options, the output is full but the bias is still a slice.
+    x [.., in], the same on every rank -> this rank's slice of Y, [.., out/p],
+        or with `gather_output` all of Y, [.., out]
+
+    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if
+    self.bias is None. With both options, the output is full but the bias is still a
+    slice.
     """
 
     def __init__(
@@ -113,17 +117,19 @@ class ColumnParallelLinear(nn.Module):
         weight_shape = (divide(out_features, world_size), in_features)  # [out/p, in]
         bias_shape = (divide(out_features, world_size),)  # [out/p]
         ### END SOLUTION
-        self.weight = nn.Parameter(torch.empty(weight_shape, device=device, dtype=dtype))
+        options = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(weight_shape, **options))
         self.weight.tensor_parallel = Sharding(dim=0, stride=stride)
         self.bias = None
         if bias:
-            self.bias = nn.Parameter(torch.zeros(bias_shape, device=device, dtype=dtype))
+            self.bias = nn.Parameter(torch.zeros(bias_shape, **options))
             self.bias.tensor_parallel = Sharding(dim=0, stride=stride)
 
     def forward(self, x):
         ### BEGIN SOLUTION
         x = copy_to_region(x, self.group)  # [..., i]; backward: all-reduce of dx
-        out = F.linear(x, self.weight, None if self.skip_bias_add else self.bias)  # [..., o/p]
+        bias = None if self.skip_bias_add else self.bias
+        out = F.linear(x, self.weight, bias)  # [..., o/p]
         if self.gather_output:
             out = gather_from_region(out, self.group)  # [..., o]
         return (out, self.bias) if self.skip_bias_add else out
@@ -156,8 +162,11 @@ check("4.1", ColumnParallelLinear)
 class RowParallelLinear(nn.Module):
     """Y = X A + b, with the rows of A split over the ranks of `group`.
 
-    this rank's slice of X, [.., in/p], or with `input_is_parallel=False` all of X, [.., in] -> Y [.., out], on every rank.
-    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if self.bias is None.
+    this rank's slice of X, [.., in/p], or with `input_is_parallel=False` all of X,
+        [.., in] -> Y [.., out], on every rank
+
+    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if
+    self.bias is None.
     """
 
     def __init__(
@@ -182,9 +191,10 @@ class RowParallelLinear(nn.Module):
         weight_shape = (out_features, divide(in_features, world_size))  # [out, in/p]
         bias_shape = (out_features,)  # [out]
         ### END SOLUTION
-        self.weight = nn.Parameter(torch.empty(weight_shape, device=device, dtype=dtype))
+        options = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(weight_shape, **options))
         self.weight.tensor_parallel = Sharding(dim=1, stride=stride)
-        self.bias = nn.Parameter(torch.zeros(bias_shape, device=device, dtype=dtype)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(bias_shape, **options)) if bias else None
 
     def forward(self, x):
         ### BEGIN SOLUTION
@@ -239,7 +249,8 @@ class EveryRank(RowParallelLinear):
 
 class Divided(RowParallelLinear):
     def forward(self, x):
-        return reduce_from_region(F.linear(x, self.weight, self.bias / dist.get_world_size(self.group)), self.group)
+        bias = self.bias / dist.get_world_size(self.group)
+        return reduce_from_region(F.linear(x, self.weight, bias), self.group)
 
 
 class RankZero(RowParallelLinear):
@@ -249,19 +260,19 @@ class RankZero(RowParallelLinear):
 
 
 runs = {
-    cls.__name__: launch(regression.fit, 2, args=(cls,)) for cls in (RowParallelLinear, EveryRank, Divided, RankZero)
+    cls.__name__: launch(regression.fit, 2, args=(cls,))
+    for cls in (RowParallelLinear, EveryRank, Divided, RankZero)
 }
 plain = launch(regression.fit, 1, args=(nn.Linear,))
-viz.curves(
-    {"nn.Linear": plain[0]["losses"]} | {name: run[0]["losses"] for name, run in runs.items()},
-    title="all five layers learn",
-)
+losses = {name: run[0]["losses"] for name, run in runs.items()}
+viz.curves({"nn.Linear": plain[0]["losses"]} | losses, title="all five layers learn")
 
 # %% [markdown]
 # All five losses fall! `RankZero` even follows the correct curve exactly, and `EveryRank` ends with the lowest loss of all. Only `Divided` is a bit slow. In a real training run, you don't have a correct curve to compare them with, and all of these curves look healthy. So let's do what you'd do after any training run, and save the model. Then a single process loads the checkpoint. It needs the weight shards of both ranks, but only one rank's bias, because the bias is replicated.
 
 
 # %%
+loss_of = regression.loss_in_one_process
 viz.table(
     [
         {
@@ -269,8 +280,8 @@ viz.table(
             "final loss": f"{run[0]['losses'][-1]:.3f}",
             "bias[0] on rank 0": f"{run[0]['bias'][0].item():.3f}",
             "bias[0] on rank 1": f"{run[1]['bias'][0].item():.3f}",
-            "loss in one process, rank 0's bias": f"{regression.loss_in_one_process(run, bias_of=0):.3f}",
-            "loss in one process, rank 1's bias": f"{regression.loss_in_one_process(run, bias_of=1):.3f}",
+            "loss in one process, rank 0's bias": f"{loss_of(run, bias_of=0):.3f}",
+            "loss in one process, rank 1's bias": f"{loss_of(run, bias_of=1):.3f}",
         }
         for name, run in runs.items()
     ]
@@ -315,7 +326,9 @@ predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
 
 # %% exercise="4.3"
 def shard(tensor, dim, rank, world_size, *, stride=1):
-    """Return this rank's slice of each of the `stride` blocks, in order: [.., n, ..] -> [.., n/p, ..], in new memory.
+    """Return this rank's slice of each of the `stride` blocks, in order.
+
+    [.., n, ..] -> [.., n/p, ..], in new memory
 
     Raises ValueError, naming n, if n isn't a multiple of world_size * stride.
     """
@@ -323,18 +336,24 @@ def shard(tensor, dim, rank, world_size, *, stride=1):
     n = tensor.shape[dim]
     if n % (world_size * stride):
         raise ValueError(
-            f"{n} entries along dim {dim} can't be split into {stride} blocks with {world_size} equal slices each"
+            f"{n} entries along dim {dim} can't be split "
+            f"into {stride} blocks with {world_size} equal slices each"
         )
-    pieces = tensor.chunk(world_size * stride, dim)  # block by block: p pieces of block 0, p pieces of block 1, ...
+    # block by block: p pieces of block 0, p pieces of block 1, ...
+    pieces = tensor.chunk(world_size * stride, dim)
     return torch.cat(pieces[rank::world_size], dim)
     ### END SOLUTION
 
 
 def unshard(shards, dim, *, stride=1):
-    """Return the full tensor [.., n, ..], given the list of all p shards [.., n/p, ..] in rank order."""
+    """Return the full tensor [.., n, ..].
+
+    shards: the list of all p shards [.., n/p, ..], in rank order
+    """
     ### BEGIN SOLUTION
     blocks = [piece.chunk(stride, dim) for piece in shards]  # [rank][block]
-    return torch.cat([piece for block in zip(*blocks, strict=True) for piece in block], dim)
+    parts = [piece for block in zip(*blocks, strict=True) for piece in block]
+    return torch.cat(parts, dim)
     ### END SOLUTION
 
 
@@ -354,8 +373,10 @@ check("4.3", shard, unshard)
 
 # %%
 def as_shipped(p):
-    torch.manual_seed(0)  # the same seed on every rank, so that replicated parameters start out equal
-    weight = torch.empty(512, 512 // p)  # this rank's shard of a row-parallel weight [512, 512]
+    # the same seed on every rank, so that replicated parameters start out equal
+    torch.manual_seed(0)
+    # this rank's shard of a row-parallel weight [512, 512]
+    weight = torch.empty(512, 512 // p)  # [512, 512/p]
     nn.init.xavier_normal_(weight)
     return weight
 
@@ -363,7 +384,11 @@ def as_shipped(p):
 def table_row(p, draw):
     drawn = list(launch(draw, p, args=(p,)))  # p of [512, 512/p]
     equal = all(torch.equal(drawn[0], other) for other in drawn)
-    return {"p": p, "standard deviation": f"{drawn[0].std().item():.4f}", "all shards equal": equal if p > 1 else None}
+    return {
+        "p": p,
+        "standard deviation": f"{drawn[0].std().item():.4f}",
+        "all shards equal": equal if p > 1 else None,
+    }
 
 
 viz.table([table_row(p, as_shipped) for p in (1, 2, 4)])
@@ -377,18 +402,22 @@ viz.table([table_row(p, as_shipped) for p in (1, 2, 4)])
 
 # %% exercise="4.4"
 def init_shard(param, full_shape, init_method, group=None):
-    """Fill `param` in place. It's this rank's shard of a weight of shape `full_shape` = (out, in).
+    """Fill `param` in place. It's this rank's shard of a weight.
 
+    full_shape: the shape of the whole weight, (out, in)
     param.tensor_parallel: how the weight is split
-    init_method: draws random values and fills a tensor in place, as nn.init.xavier_normal_ does. It may return None
+    init_method: draws random values and fills a tensor in place, as
+        nn.init.xavier_normal_ does. It may return None
     """
     ### BEGIN SOLUTION
     sharding = param.tensor_parallel
-    master = torch.empty(full_shape, dtype=param.dtype, device=param.device)  # [o, i], the same on every rank
+    # the same on every rank
+    master = torch.empty(full_shape, dtype=param.dtype, device=param.device)  # [o, i]
     init_method(master)
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    part = shard(master, sharding.dim, rank, world_size, stride=sharding.stride)
     with torch.no_grad():
-        param.copy_(shard(master, sharding.dim, rank, world_size, stride=sharding.stride))
+        param.copy_(part)
     ### BROKEN
     # with torch.no_grad():
     #     init_method(param)
@@ -422,10 +451,14 @@ def fixed(p):
 
 def concatenated(draw):
     full = torch.cat(list(launch(draw, 4, args=(4,))), dim=1)  # [512, 512]
-    return {"variance × 512": f"{full.var().item() * 512:.2f}", "matrix rank": torch.linalg.matrix_rank(full).item()}
+    return {
+        "four shards concatenated": draw.__name__,
+        "variance × 512": f"{full.var().item() * 512:.2f}",
+        "matrix rank": torch.linalg.matrix_rank(full).item(),
+    }
 
 
-viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for draw in (as_shipped, fixed)])
+viz.table([concatenated(draw) for draw in (as_shipped, fixed)])
 
 # %% [markdown]
 # So the broken layer's initial weight had only a quarter of the matrix rank it should have had, and no error message would ever have told you. Your fix takes some extra time, and it needs enough memory for one full weight. Very large models use a cheaper method, which we'll come back to in chapter 09.
@@ -441,7 +474,10 @@ viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for 
 
 # %% exercise="4.5"
 def load_full_state_dict(module, full_state, group=None):
-    """Copy this rank's part of each tensor in `full_state` (name -> full tensor) into the parameters of `module`, in place."""
+    """Copy this rank's part of each full tensor into `module`'s parameters, in place.
+
+    full_state: name -> full tensor
+    """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     with torch.no_grad():
@@ -449,13 +485,18 @@ def load_full_state_dict(module, full_state, group=None):
             value = full_state[name]
             sharding = getattr(param, "tensor_parallel", None)
             if sharding is not None:
-                value = shard(value, sharding.dim, rank, world_size, stride=sharding.stride)
+                value = shard(
+                    value, sharding.dim, rank, world_size, stride=sharding.stride
+                )
             param.copy_(value)
     ### END SOLUTION
 
 
 def full_state_dict(module, group=None):
-    """Return name -> full tensor on every rank, in new memory and without a gradient history."""
+    """Return name -> full tensor on every rank.
+
+    The tensors are in new memory and have no gradient history.
+    """
     ### BEGIN SOLUTION
     world_size = dist.get_world_size(group)
     full_state = {}
@@ -490,22 +531,28 @@ x = torch.randn(5, 8)
 def load_run_save(state):
     layer = ColumnParallelLinear(8, 12, gather_output=True, device=device())
     load_full_state_dict(layer, state)
-    return {"out": layer(x.to(device())), "state": full_state_dict(layer), "shape": list(layer.weight.shape)}
+    return {
+        "out": layer(x.to(device())),
+        "state": full_state_dict(layer),
+        "shape": list(layer.weight.shape),
+    }
 
 
 on_two = launch(load_run_save, 2, args=(dict(trained.state_dict()),))[0]
 on_four = launch(load_run_save, 4, args=(on_two["state"],))[3]
-viz.table(
-    [
+rows = []
+for p, result in ((2, on_two), (4, on_four)):
+    difference = (result["out"] - trained(x)).abs().max().item()
+    same = torch.equal(result["state"]["weight"], trained.weight)
+    rows.append(
         {
             "p": p,
             "each rank's weight": result["shape"],
-            "output differs by": f"{(result['out'] - trained(x)).abs().max().item():.0e}",
-            "saved weight is bit for bit the trained one": torch.equal(result["state"]["weight"], trained.weight),
+            "output differs by": f"{difference:.0e}",
+            "saved weight is bit for bit the trained one": same,
         }
-        for p, result in ((2, on_two), (4, on_four))
-    ]
-)
+    )
+viz.table(rows)
 
 # %% [markdown]
 # Come back to the table below when one of your parallel layers returns wrong values or doesn't train correctly.
@@ -531,7 +578,10 @@ def count(layer_class, options):
         out = layer(x)
     with record() as backward:
         out.backward(torch.randn_like(out))
-    return [{kind: total.bytes for kind, total in section.totals().items()} for section in (forward, backward)]
+    return [
+        {kind: total.bytes for kind, total in section.totals().items()}
+        for section in (forward, backward)
+    ]
 
 
 formulas = {4 * b * s * i: "4·b·s·i", 4 * b * s * o: "4·b·s·o"}
@@ -543,12 +593,17 @@ for layer_class, option in (
     (RowParallelLinear, {"input_is_parallel": False}),
 ):
     passes = launch(count, 4, args=(layer_class, option))[0]
-    row = {"layer": layer_class.__name__, "option": ", ".join(f"{name}={value}" for name, value in option.items())}
+    options = ", ".join(f"{name}={value}" for name, value in option.items())
+    row = {"layer": layer_class.__name__, "option": options}
+    halves = 0
     for name, seen in zip(("forward", "backward"), passes, strict=True):
-        row[name] = ", ".join(f"{kind} {formulas.get(size, size)}" for kind, size in seen.items())
-    halves = [(2 if kind == "all_reduce" else 1) * size for seen in passes for kind, size in seen.items()]
-    table.append(row | {"sent by each rank, in a ring": sum(halves) * 3 // 4})
-viz.table(table, title=f"message sizes, p = 4, 4·b·s·i = {4 * b * s * i} bytes, 4·b·s·o = {4 * b * s * o} bytes")
+        calls = [f"{kind} {formulas.get(size, size)}" for kind, size in seen.items()]
+        row[name] = ", ".join(calls)
+        for kind, size in seen.items():
+            halves += (2 if kind == "all_reduce" else 1) * size
+    table.append(row | {"sent by each rank, in a ring": halves * 3 // 4})
+sizes = f"4·b·s·i = {4 * b * s * i} bytes, 4·b·s·o = {4 * b * s * o} bytes"
+viz.table(table, title=f"message sizes, p = 4, {sizes}")
 
 # %% [markdown]
 # `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. Each of the two expensive variants sends one large and one small message. In a ring, an all-reduce costs twice as much as an all-gather of the same size, and here, the row-parallel layer all-reduces the larger message. That's why this layer sends more bytes in total.
@@ -566,7 +621,8 @@ def against_dtensor(state, x, dy):
     load_full_state_dict(mine, state)
     theirs = nn.Linear(8, 12, device=device())
     theirs.load_state_dict(state)
-    parallelize_module(theirs, init_device_mesh(device().type, (dist.get_world_size(),)), ColwiseParallel())
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    parallelize_module(theirs, mesh, ColwiseParallel())
     found = []
     for layer in (mine, theirs):
         leaf = x.to(device()).requires_grad_()
@@ -576,8 +632,9 @@ def against_dtensor(state, x, dy):
     return [f"{(a - b).abs().max().item():.0e}" for a, b in zip(*found, strict=True)]
 
 
-compared = launch(against_dtensor, 2, args=(dict(trained.state_dict()), x, torch.randn(5, 12)))[1]
-print(f"largest differences: {compared[0]} in the output, {compared[1]} in the input's gradient")
+dy = torch.randn(5, 12)
+out, dx = launch(against_dtensor, 2, args=(dict(trained.state_dict()), x, dy))[1]
+print(f"largest differences: {out} in the output, {dx} in the input's gradient")
 
 # %% [markdown]
 # ## In the wild

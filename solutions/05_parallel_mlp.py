@@ -58,7 +58,11 @@ def mlp_splits() -> tuple[str, str]:
 
 
 def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """x [.., h], the same on every rank, and this rank's shards of A [h, m] and B [m, h] -> GELU(X A) B [.., h], on every rank."""
+    """Return GELU(X A) B [.., h], on every rank.
+
+    x [.., h]: the same on every rank
+    a and b: this rank's shards of A [h, m] and B [m, h]
+    """
     ### BEGIN SOLUTION
     x = copy_to_region(x)  # [.., h]; backward: all-reduce of dx
     z = F.gelu(x @ a)  # [.., m/p], some columns of GELU(X A)
@@ -87,15 +91,29 @@ check("5.1", mlp_splits, sharded_mlp)
 
 # %% exercise="5.2"
 class ParallelMLP(nn.Module):
-    """Y = GELU(X A + a) B + c, sharded over the ranks of `group`: x [.., h], the same on every rank -> y [.., h], the same on every rank."""
+    """Y = GELU(X A + a) B + c, sharded over the ranks of `group`.
 
-    def __init__(self, hidden_size, ffn_hidden_size=None, *, bias=True, group=None, device=None, dtype=None):
+    x [.., h], the same on every rank -> y [.., h], the same on every rank
+    """
+
+    def __init__(
+        self,
+        hidden_size,
+        ffn_hidden_size=None,
+        *,
+        bias=True,
+        group=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         m = 4 * hidden_size if ffn_hidden_size is None else ffn_hidden_size
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
         ### BEGIN SOLUTION
-        self.up = ColumnParallelLinear(hidden_size, m, gather_output=False, **options)  # weight [m/p, h]
-        self.down = RowParallelLinear(m, hidden_size, input_is_parallel=True, **options)  # weight [h, m/p]
+        # weight [m/p, h]
+        self.up = ColumnParallelLinear(hidden_size, m, gather_output=False, **options)
+        # weight [h, m/p]
+        self.down = RowParallelLinear(m, hidden_size, input_is_parallel=True, **options)
         ### END SOLUTION
 
     def forward(self, x):
@@ -131,10 +149,10 @@ predict("5.a", collectives=4, times_n=10)
 
 # %%
 LAYERS = {
-    "column, gathered": lambda i, o: ColumnParallelLinear(i, o, gather_output=True, device=device()),
-    "column": lambda i, o: ColumnParallelLinear(i, o, device=device()),
-    "row, scattered": lambda i, o: RowParallelLinear(i, o, input_is_parallel=False, device=device()),
-    "row": lambda i, o: RowParallelLinear(i, o, device=device()),
+    "column, gathered": (ColumnParallelLinear, {"gather_output": True}),
+    "column": (ColumnParallelLinear, {}),
+    "row, scattered": (RowParallelLinear, {"input_is_parallel": False}),
+    "row": (RowParallelLinear, {}),
 }
 KINDS = [
     "column → row",
@@ -145,9 +163,14 @@ KINDS = [
 ]
 
 
+def make_layer(kind, in_features, out_features):
+    layer_class, options = LAYERS[kind]
+    return layer_class(in_features, out_features, device=device(), **options)
+
+
 def two_layers(first, second):
     x = torch.randn(2, 8, 16, device=device(), requires_grad=True)  # 1,024 bytes
-    out = LAYERS[second](64, 16)(F.gelu(LAYERS[first](16, 64)(x)))
+    out = make_layer(second, 64, 16)(F.gelu(make_layer(first, 16, 64)(x)))
     out.sum().backward()
 
 
@@ -162,7 +185,8 @@ viz.explore(show_combination, kind=KINDS, p=(2, 4))
 
 # %%
 def cost(kind):
-    totals = launch(two_layers, 4, args=tuple(kind.split(" → "))).record.totals().values()
+    results = launch(two_layers, 4, args=tuple(kind.split(" → ")))
+    totals = results.record.totals().values()
     return {
         "layers": kind,
         "collectives": sum(total.calls for total in totals),
@@ -272,46 +296,48 @@ def train_on_ranks(mlp_class, steps=STEPS):
     load_full_state_dict(model, start)  # each rank takes its shards
     losses = train(model, steps)
     weights = sum(param.numel() for param in model.mlp.parameters())
-    return {"losses": losses, "weights": weights, "completions": [complete(model, prompt) for prompt in PROMPTS]}
+    completions = [complete(model, prompt) for prompt in PROMPTS]
+    return {"losses": losses, "weights": weights, "completions": completions}
 
 
 def furthest(losses):
     """Return the largest difference from plain PyTorch's loss in any step."""
-    return max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses[: len(losses)], strict=True))
+    pairs = zip(losses, plain_losses[: len(losses)], strict=True)
+    return max(abs(mine - theirs) for mine, theirs in pairs)
 
 
-runs = {p: launch(train_on_ranks, p, args=(ParallelMLP, steps)) for p, steps in ((2, STEPS), (4, STEPS // 3))}
-viz.curves(
-    {"plain PyTorch": plain_losses}
-    | {f"your ParallelMLP, p = {p}": results[0]["losses"] for p, results in runs.items()},
-    title="three training runs, one on top of the other",
-)
+runs = {}
+curves = {"plain PyTorch": plain_losses}
+for p, steps in ((2, STEPS), (4, STEPS // 3)):
+    runs[p] = launch(train_on_ranks, p, args=(ParallelMLP, steps))
+    curves[f"your ParallelMLP, p = {p}"] = runs[p][0]["losses"]
+viz.curves(curves, title="three training runs, one on top of the other")
 
 # %% [markdown]
 # Do you see three curves or just one? The lower chart shows how little the losses differ, and the table below lists the final losses. (On a laptop, training with four ranks is slow, so we stop that run after 100 steps.)
 
 # %%
-viz.table(
-    [
+rows = []
+for p, results in runs.items():
+    losses = results[0]["losses"]
+    rows.append(
         {
             "your MLP": f"p = {p}",
-            "steps": len(results[0]["losses"]),
-            "final loss": f"{results[0]['losses'][-1]:.6f}",
-            "plain PyTorch's loss": f"{plain_losses[len(results[0]['losses']) - 1]:.6f}",
-            "largest difference in any step": f"{furthest(results[0]['losses']):.0e}",
+            "steps": len(losses),
+            "final loss": f"{losses[-1]:.6f}",
+            "plain PyTorch's loss": f"{plain_losses[len(losses) - 1]:.6f}",
+            "largest difference in any step": f"{furthest(losses):.0e}",
             "MLP weights per rank": f"{results[0]['weights']:,}",
         }
-        for p, results in runs.items()
-    ]
-)
+    )
+viz.table(rows)
 
 # %%
-viz.table(
-    [
-        {"rank 1 of 2 writes": repr(mine), "same as plain PyTorch": mine == complete(plain, prompt)}
-        for mine, prompt in zip(runs[2][1]["completions"], PROMPTS, strict=True)
-    ]
-)
+rows = []
+for mine, prompt in zip(runs[2][1]["completions"], PROMPTS, strict=True):
+    same = mine == complete(plain, prompt)
+    rows.append({"rank 1 of 2 writes": repr(mine), "same as plain PyTorch": same})
+viz.table(rows)
 
 # %% [markdown]
 # **This is tensor parallelism.** No rank could have computed a single output on its own, and yet all ranks agree with plain PyTorch to the last few digits. (The last digits differ because the ranks add the same numbers in a different order, and floating-point addition isn't associative.) The rest of this course applies the same idea in more and more places.
@@ -336,7 +362,10 @@ def maximum_over_ranks():
             value[place] = torch.nan
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         found.append(value[place].item())
-    return {"MAX across ranks, first element": found[0], "MAX across ranks, last element": found[1]}
+    return {
+        "MAX across ranks, first element": found[0],
+        "MAX across ranks, last element": found[1],
+    }
 
 
 launch(maximum_over_ranks, 2)[0] | {
@@ -355,18 +384,24 @@ launch(maximum_over_ranks, 2)[0] | {
 
 # %% exercise="5.3"
 def replica_drift(module, group=None):
-    """Return how far apart the ranks' copies of the replicated parameters are, as a float: 0.0 if they're equal, nan or inf if there's a NaN."""
+    """Return how far apart the ranks' copies of the replicated parameters are.
+
+    The result is a float: 0.0 if they're equal, nan or inf if there's a NaN.
+    """
     ### BEGIN SOLUTION
     drifts = [0.0]
     for param in module.parameters():
         if hasattr(param, "tensor_parallel"):
             continue
-        largest = torch.where(param.isnan(), torch.inf, param.detach())  # MAX and MIN may swallow a NaN, not an inf
+        # MAX and MIN may swallow a NaN, not an inf
+        largest = torch.where(param.isnan(), torch.inf, param.detach())
         smallest = largest.clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
-        drifts.append((largest - smallest).max().item())  # inf for one NaN, inf - inf = nan where all ranks have one
-    return torch.tensor(drifts, dtype=torch.float64).max().item()  # torch's max keeps a nan, Python's may not
+        # inf for one NaN, inf - inf = nan where all ranks have one
+        drifts.append((largest - smallest).max().item())
+    # torch's max keeps a nan, Python's may not
+    return torch.tensor(drifts, dtype=torch.float64).max().item()
     ### END SOLUTION
 
 
@@ -387,7 +422,8 @@ check("5.3", replica_drift)
 # %%
 class WithoutF(ParallelMLP):
     def forward(self, x):
-        x = F.linear(x, self.up.weight, self.up.bias)  # the column-parallel layer, without its copy_to_region
+        # the column-parallel layer, without its copy_to_region
+        x = F.linear(x, self.up.weight, self.up.bias)
         return self.down(F.gelu(x))
 
 
@@ -395,19 +431,22 @@ def train_and_watch(mlp_class):
     model = ByteModel(mlp_class)
     load_full_state_dict(model, start)
     drift = []
-    losses = train(model, steps=100, after_step=lambda: drift.append(replica_drift(model)))
+    losses = train(model, 100, after_step=lambda: drift.append(replica_drift(model)))
     return {"losses": losses, "drift": drift}
 
 
 broken = launch(train_and_watch, 2, args=(WithoutF,))
-viz.curves(
-    {"plain PyTorch": plain_losses[:100]}
-    | {f"without f, rank {rank}": results["losses"] for rank, results in enumerate(broken)},
-    title="f is missing, and the model learns anyway",
-)
+curves = {"plain PyTorch": plain_losses[:100]}
+for rank, results in enumerate(broken):
+    curves[f"without f, rank {rank}"] = results["losses"]
+viz.curves(curves, title="f is missing, and the model learns anyway")
 
 # %%
-viz.curves({"replica drift": broken[0]["drift"]}, ylabel="largest difference", title="what the loss doesn't show")
+viz.curves(
+    {"replica drift": broken[0]["drift"]},
+    ylabel="largest difference",
+    title="what the loss doesn't show",
+)
 
 # %% [markdown]
 # The first loss is correct to the last digit, because f does nothing in the forward pass. In the backward pass, however, each rank's embedding gets only the gradient that flows through that rank's own columns of $A$, so the first update is already wrong. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector catches it after one step.
@@ -448,20 +487,23 @@ def loss_of(mlp_class, state):
     model = ByteModel(mlp_class)
     load_full_state_dict(model, state)
     inputs, targets = next(corpus.byte_batches(text, CONTEXT, 2000, 1, seed=2))
+    targets = targets[:, -1].to(device())
     with torch.no_grad():
-        return F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device())).item()
+        return F.cross_entropy(model(inputs.to(device())), targets).item()
 
 
 def symptom(mlp_class):
     losses = {}
     for p in (1, 2):
         results = launch(train_gated, p, args=(mlp_class,))[0]
-        losses |= {f"first loss, p = {p}": results["losses"][0], f"step 100, p = {p}": results["losses"][-1]}
+        losses[f"first loss, p = {p}"] = results["losses"][0]
+        losses[f"step 100, p = {p}"] = results["losses"][-1]
     reloaded = launch(loss_of, 1, args=(mlp_class, results["checkpoint"]))[0]
     return losses | {"checkpoint from p = 2, on p = 1": reloaded}
 
 
-viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], title="losses, as shipped")
+row = {name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}
+viz.table([row], title="losses, as shipped")
 
 # %% [markdown]
 # The broken MLP runs on any number of ranks, and it even *trains*. But the losses depend on `p` from the very first step, and a checkpoint saved on two ranks can't be used on a single rank.
@@ -483,7 +525,10 @@ predict("5.c", row_0_meets=4, row_8_meets=12)
 
 # %% exercise="5.4"
 def fused_rows(rank: int, world_size: int, ffn_hidden_size: int) -> list[int]:
-    """Return which rows of the fused weight [gate; up], [2m, h], a rank needs, in order. m is a multiple of world_size."""
+    """Return which rows of the fused weight [gate; up] a rank needs, in order.
+
+    The fused weight is [2m, h], and m is a multiple of world_size.
+    """
     ### BEGIN SOLUTION
     size = ffn_hidden_size // world_size
     gate = list(range(rank * size, (rank + 1) * size))
@@ -495,20 +540,35 @@ def fused_rows(rank: int, world_size: int, ffn_hidden_size: int) -> list[int]:
 
 
 class ParallelSwiGLU(nn.Module):
-    """Y = (SiLU(X G) * (X U)) D, with a bias after each matmul, sharded over the ranks of `group`.
+    """Y = (SiLU(X G) * (X U)) D, sharded over the ranks of `group`.
 
-    x [.., h], the same on every rank -> y [.., h], the same on every rank. The full weight of `up` is [gate; up], [2m, h].
+    x [.., h], the same on every rank -> y [.., h], the same on every rank
+
+    There's a bias after each matmul. The full weight of `up` is [gate; up], [2m, h].
     """
 
-    def __init__(self, hidden_size, ffn_hidden_size, *, bias=True, group=None, device=None, dtype=None):
+    def __init__(
+        self,
+        hidden_size,
+        ffn_hidden_size,
+        *,
+        bias=True,
+        group=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
         ### BEGIN SOLUTION
-        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)  # weight [2m/p, h]
+        # weight [2m/p, h]
+        self.up = ColumnParallelLinear(
+            hidden_size, 2 * ffn_hidden_size, stride=2, **options
+        )
         ### BROKEN
         # self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, **options)
         ### END SOLUTION
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
+        # weight [h, m/p]
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)
 
     def forward(self, x):
         gate, value = self.up(x).chunk(2, dim=-1)  # [..., m/p] each
@@ -526,7 +586,8 @@ check("5.4", fused_rows, ParallelSwiGLU)
 # %%
 viz.table(
     [
-        {"": mlp_class.__name__} | {name: f"{loss:.4f}" for name, loss in symptom(mlp_class).items()}
+        {"": mlp_class.__name__}
+        | {name: f"{loss:.4f}" for name, loss in symptom(mlp_class).items()}
         for mlp_class in (AsShipped, ParallelSwiGLU)
     ]
 )
@@ -547,15 +608,18 @@ symptoms(5)
 def one_step():
     model = ByteModel(ParallelMLP)
     inputs, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=3))
+    targets = targets[:, -1].to(device())
     with record() as section:
-        F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device())).backward()
-    return {kind: (total.calls, total.bytes) for kind, total in section.totals().items()}
+        F.cross_entropy(model(inputs.to(device())), targets).backward()
+    totals = section.totals()
+    return {kind: (total.calls, total.bytes) for kind, total in totals.items()}
 
 
 rows = []
 for p in (1, 2, 4):
     calls, size = launch(one_step, p)[0].get("all_reduce", (0, 0))
-    rows.append({"p": p, "all-reduces": calls, "bytes": size, "2·b·h·8": 2 * BATCH * HIDDEN * 8 if p > 1 else 0})
+    formula = 2 * BATCH * HIDDEN * 8 if p > 1 else 0
+    rows.append({"p": p, "all-reduces": calls, "bytes": size, "2·b·h·8": formula})
 viz.table(rows)
 
 # %% [markdown]
@@ -577,14 +641,19 @@ viz.table(rows)
 # %%
 def against_dtensor(state, x):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mine = ParallelMLP(HIDDEN, FFN, device=device(), dtype=torch.float64)
     load_full_state_dict(mine, state)
     theirs = PlainMLP(HIDDEN, FFN, device=device(), dtype=torch.float64)
     theirs.load_state_dict(state)
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    parallelize_module(theirs, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(theirs, mesh, plan)
     results = []
     for mlp in (mine, theirs):
         leaf = x.to(device()).requires_grad_()
@@ -596,10 +665,12 @@ def against_dtensor(state, x):
     return results
 
 
-mlp_state = {name.removeprefix("mlp."): value for name, value in start.items() if name.startswith("mlp.")}
-mine, theirs = launch(against_dtensor, 2, args=(mlp_state, torch.randn(4, HIDDEN, dtype=torch.float64)))[0]
-differences = {name: f"{(mine[name] - theirs[name]).abs().max():.0e}" for name in ("out", "dx")}
-print(f"largest differences: {differences['out']} in the output, {differences['dx']} in the input's gradient")
+names = [name for name in start if name.startswith("mlp.")]
+mlp_state = {name.removeprefix("mlp."): start[name] for name in names}
+x = torch.randn(4, HIDDEN, dtype=torch.float64)
+mine, theirs = launch(against_dtensor, 2, args=(mlp_state, x))[0]
+out, dx = (f"{(mine[name] - theirs[name]).abs().max():.0e}" for name in ("out", "dx"))
+print(f"largest differences: {out} in the output, {dx} in the input's gradient")
 print(f"collectives: yours {mine['collectives']}, PyTorch's {theirs['collectives']}")
 
 # %% [markdown]

@@ -15,7 +15,12 @@ from torch.nn import functional as F
 
 from tplab import device, launch, record, viz
 from tplab.course import check, predict, symptoms
-from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor import (
+    copy_to_region,
+    gather_from_region,
+    reduce_from_region,
+    scatter_to_region,
+)
 
 # %% [markdown]
 # ## What if you split a head?
@@ -32,9 +37,11 @@ def half_a_head(q, k):
     return {"terms": terms, "softmax": terms.softmax(0)}
 
 
-q, k = torch.tensor([2.0, 2.0]), torch.tensor([[2.0, -2.0], [0.0, 0.5]])  # one query [d], two keys [2, d]
+q = torch.tensor([2.0, 2.0])  # one query [d]
+k = torch.tensor([[2.0, -2.0], [0.0, 0.5]])  # two keys [2, d]
 halves = launch(half_a_head, 2, args=(q, k))
-viz.matrices({f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(halves)} | {"scores": k @ q})
+terms = {f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(halves)}
+viz.matrices(terms | {"scores": k @ q})
 
 # %% [markdown]
 # If you add up the two ranks' terms, you get the correct scores, which are 0 for the first key and 1 for the second key. So the correct weights are $1/(1+e) = 0.27$ and 0.73.
@@ -45,11 +52,9 @@ viz.matrices({f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(h
 predict("6.a", rank_0=1, rank_1=2, sum_for_second_key=1)
 
 # %%
-viz.matrices(
-    {f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumerate(halves)}
-    | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)},
-    compare={"sum": "correct"},
-)
+weights = {f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumerate(halves)}
+weights |= {"sum": sum(weights.values()), "correct": (k @ q).softmax(0)}
+viz.matrices(weights, compare={"sum": "correct"})
 
 # %% [markdown]
 # The two ranks give nearly all the weight to different keys. As with GELU in chapter 02, you can't apply a softmax to each term of a sum and then add up the results. The ranks could all-reduce the scores before the softmax, but every head has a score for each pair of tokens. For a sequence of $s$ tokens, the scores have $s/d$ times as many elements as the layer's output. In GPT-3, that's 16 times as many.
@@ -60,11 +65,13 @@ viz.matrices(
 
 
 # %% tags=["setup"]
-def split_heads(y, head_dim):  # [b, s, n·d] -> [b, n, s, d], where n is the number of heads
+def split_heads(y, head_dim):
+    # [b, s, n·d] -> [b, n, s, d], where n is the number of heads
     return y.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
-def attend(q, k, v, causal=False):  # q [b, n, s, d], k and v [b, n, t, d] -> [b, n, s, d]
+def attend(q, k, v, causal=False):
+    # q [b, n, s, d], k and v [b, n, t, d] -> [b, n, s, d]
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
@@ -98,7 +105,11 @@ def attention_splits() -> tuple[str, str, str, str]:
 
 
 def sharded_attention(x, wq, wk, wv, wo, head_dim):
-    """x [b, s, h], the same on every rank, and this rank's shards of Wq, Wk, Wv and Wo [h, h] -> out [b, s, h], on every rank."""
+    """Return out [b, s, h], on every rank.
+
+    x [b, s, h]: the same on every rank
+    wq, wk, wv, wo: this rank's shards of Wq, Wk, Wv and Wo [h, h]
+    """
     ### BEGIN SOLUTION
     x = copy_to_region(x)  # [b, s, h]; backward: all-reduce of dx
     q = split_heads(x @ wq, head_dim)  # [b, n/p, s, d], complete heads
@@ -142,7 +153,8 @@ check("6.1", attention_splits, sharded_attention)
 predict("6.b", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=1280)
 
 # %% tags=["setup"]
-from tplab.tensor import ColumnParallelLinear, RowParallelLinear, divide  # your layers from chapter 04
+# your layers from chapter 04
+from tplab.tensor import ColumnParallelLinear, RowParallelLinear, divide
 
 # %% [markdown] task="6.2" title="ParallelAttention" difficulty=2 minutes=8
 # Turn your design into a module with two layers from chapter 04. Call them `self.qkv` (for the stacked weights) and `self.out`, and pass `bias`, `group`, `device`, and `dtype` on to both layers.
@@ -152,26 +164,44 @@ from tplab.tensor import ColumnParallelLinear, RowParallelLinear, divide  # your
 
 # %% exercise="6.2"
 class ParallelAttention(nn.Module):
-    """Self-attention with complete heads on every rank of `group`: x [b, s, h], the same on every rank -> out [b, s, h], the same on every rank.
+    """Self-attention with complete heads on every rank of `group`.
 
-    The full weight of `qkv` is [Wq; Wk; Wv], [3h, h]. If `causal`, each token attends only to itself and earlier tokens.
+    x [b, s, h], the same on every rank -> out [b, s, h], the same on every rank
+
+    The full weight of `qkv` is [Wq; Wk; Wv], [3h, h]. If `causal`, each token attends
+    only to itself and earlier tokens.
     """
 
-    def __init__(self, hidden_size, num_heads, *, causal=False, bias=True, group=None, device=None, dtype=None):
+    def __init__(
+        self,
+        hidden_size,
+        num_heads,
+        *,
+        causal=False,
+        bias=True,
+        group=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         self.causal = causal
         ### BEGIN SOLUTION
         divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
         self.head_dim = divide(hidden_size, num_heads)  # d, the same for every p
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
-        self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, **options)  # weight [3h/p, h]
-        self.out = RowParallelLinear(hidden_size, hidden_size, **options)  # weight [h, h/p]
+        # weight [3h/p, h]
+        self.qkv = ColumnParallelLinear(
+            hidden_size, 3 * hidden_size, stride=3, **options
+        )
+        # weight [h, h/p]
+        self.out = RowParallelLinear(hidden_size, hidden_size, **options)
         ### END SOLUTION
 
     def forward(self, x):
         ### BEGIN SOLUTION
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # [b, s, h/p] each
-        q, k, v = (split_heads(part, self.head_dim) for part in (q, k, v))  # [b, n/p, s, d] each
+        # [b, n/p, s, d] each
+        q, k, v = (split_heads(part, self.head_dim) for part in (q, k, v))
         y = attend(q, k, v, causal=self.causal)  # [b, n/p, s, d]
         return self.out(merge_heads(y))  # [b, s, h]
         ### END SOLUTION
@@ -207,7 +237,9 @@ predict("6.c", padded=0, is_causal=2, right=5)
 
 # %% exercise="6.3"
 def attention_mask(s, t, *, causal=False, padding=None, device=None):
-    """Return a bool mask [b, 1, s, t] on `device`, True where a query may attend to a key. Without padding, b is 1.
+    """Return a bool mask [b, 1, s, t], True where a query may attend to a key.
+
+    The mask is on `device`. Without padding, b is 1.
 
     padding: bool [b, t], True where a token is padding, or None
     """
@@ -222,10 +254,14 @@ def attention_mask(s, t, *, causal=False, padding=None, device=None):
 
 
 def attention_weights(q, k, mask):
-    """q [b, n, s, d], k [b, n, t, d], and a mask [b or 1, 1, s, t] -> the softmax of q kᵀ / √d over the allowed keys, [b, n, s, t]."""
+    """Return the softmax of q kᵀ / √d over the allowed keys, [b, n, s, t].
+
+    q [b, n, s, d], k [b, n, t, d], and a mask [b or 1, 1, s, t]
+    """
     ### BEGIN SOLUTION
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])  # [b, n, s, t]
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)  # NaN in a row that consists of -inf only
+    # NaN in a row that consists of -inf only
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)
     ### END SOLUTION
 
@@ -249,24 +285,28 @@ predict("6.d", loss=False, dWo=True, dx_unpadded=0, dx_padded=1)
 
 # %%
 def nan_weights(q, k, mask):  # without the second masked_fill
-    return (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+    return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
 
 
 def nans(weights_of):
     torch.manual_seed(0)
-    x, wqkv, wo = (torch.randn(size, requires_grad=True) for size in ((2, 5, 8), (8, 24), (8, 8)))
+    sizes = (2, 5, 8), (8, 24), (8, 8)
+    x, wqkv, wo = (torch.randn(size, requires_grad=True) for size in sizes)
     padding = torch.tensor([[False] * 5, [True, True, False, False, False]])
     q, k, v = (split_heads(part, 4) for part in (x @ wqkv).chunk(3, dim=-1))
     mask = attention_mask(5, 5, causal=True, padding=padding)
     out = merge_heads(weights_of(q, k, mask) @ v) @ wo
     loss = out[~padding].square().mean()
     loss.backward()
-    found = {"loss": loss.detach(), "dWo": wo.grad, "dx, unpadded text": x.grad[0], "dx, padded text": x.grad[1]}
-    return {name: f"{value.isnan().double().mean():.0%}" for name, value in found.items()}
+    found = {"loss": loss.detach(), "dWo": wo.grad}
+    found |= {"dx, unpadded text": x.grad[0], "dx, padded text": x.grad[1]}
+    shares = {name: value.isnan().double().mean() for name, value in found.items()}
+    return {name: f"{share:.0%}" for name, share in shares.items()}
 
 
-viz.table([{"share of NaNs": name} | nans(weights_of)
-           for name, weights_of in {"softmax alone": nan_weights, "yours": attention_weights}.items()])  # fmt: skip
+ways = {"softmax alone": nan_weights, "yours": attention_weights}
+viz.table([{"share of NaNs": name} | nans(way) for name, way in ways.items()])
 
 # %% [markdown]
 # The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. PyTorch's own `nn.MultiheadAttention` has this bug. If a query has no allowed key, it returns NaNs unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
@@ -290,25 +330,39 @@ predict("6.e", forward=(320,), backward=(320, 448))
 
 # %% exercise="6.4"
 class ParallelCrossAttention(nn.Module):
-    """Attention from one text to another: x [b, s, h] and memory [b, t, h], both the same on every rank -> out [b, s, h], the same on every rank."""
+    """Attention from one text to another.
 
-    def __init__(self, hidden_size, num_heads, *, bias=True, group=None, device=None, dtype=None):
+    x [b, s, h] and memory [b, t, h], both the same on every rank
+        -> out [b, s, h], the same on every rank
+    """
+
+    def __init__(
+        self, hidden_size, num_heads, *, bias=True, group=None, device=None, dtype=None
+    ):
         super().__init__()
         ### BEGIN SOLUTION
         divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
         self.head_dim = divide(hidden_size, num_heads)
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
-        self.q = ColumnParallelLinear(hidden_size, hidden_size, **options)  # weight [h/p, h]
-        self.kv = ColumnParallelLinear(hidden_size, 2 * hidden_size, stride=2, **options)  # weight [2h/p, h]
-        self.out = RowParallelLinear(hidden_size, hidden_size, **options)  # weight [h, h/p]
+        # weight [h/p, h]
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, **options)
+        # weight [2h/p, h]
+        self.kv = ColumnParallelLinear(
+            hidden_size, 2 * hidden_size, stride=2, **options
+        )
+        # weight [h, h/p]
+        self.out = RowParallelLinear(hidden_size, hidden_size, **options)
         ### END SOLUTION
 
     def forward(self, x, memory, memory_padding=None):
-        """memory_padding: bool [b, t], True where a token of the memory is padding, or None."""
+        """memory_padding: bool [b, t], True where a memory token is padding, or None"""
         ### BEGIN SOLUTION
         q = split_heads(self.q(x), self.head_dim)  # [b, n/p, s, d]
-        k, v = (split_heads(part, self.head_dim) for part in self.kv(memory).chunk(2, dim=-1))  # [b, n/p, t, d] each
-        mask = attention_mask(q.shape[2], k.shape[2], padding=memory_padding, device=x.device)
+        k, v = self.kv(memory).chunk(2, dim=-1)  # [b, t, h/p] each
+        # [b, n/p, t, d] each
+        k, v = (split_heads(part, self.head_dim) for part in (k, v))
+        s, t = q.shape[2], k.shape[2]
+        mask = attention_mask(s, t, padding=memory_padding, device=x.device)
         y = attention_weights(q, k, mask) @ v  # [b, n/p, s, d]
         return self.out(merge_heads(y))  # [b, s, h]
         ### END SOLUTION
@@ -340,7 +394,8 @@ text = corpus.python_sources(300_000)
 
 
 def options():
-    return {"device": device(), "dtype": torch.float64}  # on a machine with several GPUs, each rank has its own
+    # on a machine with several GPUs, each rank has its own
+    return {"device": device(), "dtype": torch.float64}
 
 
 class PlainAttention(nn.Module):
@@ -349,18 +404,19 @@ class PlainAttention(nn.Module):
     def __init__(self, hidden_size, num_heads, *, causal, **options):
         super().__init__()
         self.head_dim = hidden_size // num_heads
-        self.qkv, self.out = (
-            nn.Linear(hidden_size, 3 * hidden_size, **options),
-            nn.Linear(hidden_size, hidden_size, **options),
-        )
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, **options)
+        self.out = nn.Linear(hidden_size, hidden_size, **options)
 
     def forward(self, x):
-        q, k, v = (split_heads(part, self.head_dim) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        parts = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (split_heads(part, self.head_dim) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(merge_heads(y))
 
 
 def plain_mlp(hidden_size, **options):
-    up, down = nn.Linear(hidden_size, 4 * hidden_size, **options), nn.Linear(4 * hidden_size, hidden_size, **options)
+    up = nn.Linear(hidden_size, 4 * hidden_size, **options)
+    down = nn.Linear(4 * hidden_size, hidden_size, **options)
     return nn.Sequential(OrderedDict(up=up, gelu=nn.GELU(), down=down))
 
 
@@ -374,7 +430,8 @@ class ByteModel(nn.Module):
         self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options())
 
     def forward(self, tokens):  # [b, s] bytes
-        x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]  # [b, s, h]
+        position = self.position.weight[: tokens.shape[1]]  # [s, h]
+        x = self.embedding(tokens) + position  # [b, s, h]
         x = x + self.attention(x)  # [b, s, h]
         x = x + self.mlp(x)  # [b, s, h]
         return self.head(self.norm(x))  # [b, s, 256]
@@ -386,7 +443,8 @@ def train(model, steps=80):
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
     losses = []
     for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
-        loss = F.cross_entropy(model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten())
+        logits = model(inputs.to(device()))  # [b, s, 256]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.to(device()).flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -395,7 +453,8 @@ def train(model, steps=80):
 
 
 torch.manual_seed(0)
-plain = ByteModel(PlainAttention(HIDDEN, HEADS, causal=True, **options()), plain_mlp(HIDDEN, **options()))
+attention = PlainAttention(HIDDEN, HEADS, causal=True, **options())
+plain = ByteModel(attention, plain_mlp(HIDDEN, **options()))
 start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
 plain_losses = train(plain)
 
@@ -408,8 +467,8 @@ predict("6.f", all_reduces=4)
 
 # %%
 def train_block():
-    block = ParallelAttention(HIDDEN, HEADS, causal=True, **options()), ParallelMLP(HIDDEN, **options())
-    model = ByteModel(*block)
+    attention = ParallelAttention(HIDDEN, HEADS, causal=True, **options())
+    model = ByteModel(attention, ParallelMLP(HIDDEN, **options()))
     load_full_state_dict(model, start)  # each rank takes its shards
     with record() as section:
         losses = train(model)
@@ -417,9 +476,16 @@ def train_block():
 
 
 losses, calls = launch(train_block, 2, timeout=300)[1]  # rank 1's
-furthest = max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True))
-print(f"{calls:.0f} all-reduces per step, and the losses never differ by more than {furthest:.0e}")
-viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
+pairs = zip(losses, plain_losses, strict=True)
+furthest = max(abs(mine - theirs) for mine, theirs in pairs)
+print(
+    f"{calls:.0f} all-reduces per step, "
+    f"and the losses never differ by more than {furthest:.0e}"
+)
+viz.curves(
+    {"plain PyTorch": plain_losses, "your block, p = 2": losses},
+    title="a transformer block on two ranks",
+)
 
 # %% [markdown]
 # The two curves lie on top of each other, and the chart below them shows how little they differ.
@@ -435,9 +501,13 @@ from tplab.tensor import QKVParallelLinear
 
 
 def heads_held(num_heads, num_kv_heads):
-    layer = QKVParallelLinear(1, num_heads, num_kv_heads, head_dim=1, bias=False, device=device())
-    numbers = torch.tensor([*range(num_heads), *range(num_kv_heads), *range(num_kv_heads)], dtype=torch.float32)
-    load_full_state_dict(layer, {"weight": numbers[:, None]})  # the weight of each head is the head's number
+    layer = QKVParallelLinear(
+        1, num_heads, num_kv_heads, head_dim=1, bias=False, device=device()
+    )
+    q, kv = range(num_heads), range(num_kv_heads)
+    numbers = torch.tensor([*q, *kv, *kv], dtype=torch.float32)
+    # the weight of each head is the head's number
+    load_full_state_dict(layer, {"weight": numbers[:, None]})
     held = layer.weight.detach()[:, 0].int().split(layer.heads)  # of q, of k, of v
     return {name: part.tolist() for name, part in zip("qkv", held, strict=True)}
 
@@ -445,10 +515,16 @@ def heads_held(num_heads, num_kv_heads):
 # %% tags=["explore"]
 def show_heads(p, num_kv_heads):
     held = launch(heads_held, p, args=(8, num_kv_heads))
-    return viz.heads(held, title=f"8 query heads, {num_kv_heads} key and value heads, p = {p}")
+    title = f"8 query heads, {num_kv_heads} key and value heads, p = {p}"
+    return viz.heads(held, title=title)
 
 
-viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 4, "num_kv_heads": 2})
+viz.explore(
+    show_heads,
+    p=(1, 2, 4, 8),
+    num_kv_heads=(8, 4, 2, 1),
+    start={"p": 4, "num_kv_heads": 2},
+)
 
 # %% [markdown]
 # A head can't be split, so several ranks hold **copies** of the same key head. But each copy is only used by the queries on its own rank.
@@ -470,42 +546,59 @@ class AsShipped(nn.Module):
         super().__init__()
         self.group, self.head_dim = group, divide(hidden_size, num_heads)
         options = {"bias": False, "device": device, "dtype": dtype}
-        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)  # weight [h/p, h]
-        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)  # weight [2d, h], a copy on every rank
+        # weight [h/p, h]
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)
+        # a copy on every rank
+        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)  # weight [2d, h]
         self.out = RowParallelLinear(hidden_size, hidden_size, group=group, **options)
 
     def forward(self, x):
         q = F.linear(copy_to_region(x, self.group), self.q.weight)
-        kv_weight = copy_to_region(self.kv.weight, self.group)  # adds up the gradients of the copies
-        k, v = (split_heads(part, self.head_dim) for part in F.linear(x, kv_weight).chunk(2, dim=-1))
-        return self.out(merge_heads(attend(split_heads(q, self.head_dim), k, v, causal=True)))
+        # adds up the gradients of the copies
+        kv_weight = copy_to_region(self.kv.weight, self.group)
+        kv = F.linear(x, kv_weight)
+        k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, dim=-1))
+        y = attend(split_heads(q, self.head_dim), k, v, causal=True)
+        return self.out(merge_heads(y))
 
 
 torch.manual_seed(0)
-sizes = {"q": (HIDDEN, HIDDEN), "kv": (2 * HIDDEN // HEADS, HIDDEN), "out": (HIDDEN, HIDDEN)}
-shared = {f"attention.{name}.weight": torch.randn(size, dtype=torch.float64) / 8 for name, size in sizes.items()}
+h, d = HIDDEN, HIDDEN // HEADS
+sizes = {"q": (h, h), "kv": (2 * d, h), "out": (h, h)}
+shared = {
+    f"attention.{name}.weight": torch.randn(size, dtype=torch.float64) / 8
+    for name, size in sizes.items()
+}
 
 
 def train_shared(attention_class):
-    model = ByteModel(attention_class(HIDDEN, HEADS, **options()), ParallelMLP(HIDDEN, **options()))
-    load_full_state_dict(model, {name: value for name, value in start.items() if "attention" not in name} | shared)
+    attention = attention_class(HIDDEN, HEADS, **options())
+    model = ByteModel(attention, ParallelMLP(HIDDEN, **options()))
+    rest = {name: value for name, value in start.items() if "attention" not in name}
+    load_full_state_dict(model, rest | shared)
     losses = train(model, steps=40)
 
-    def apart(weight):  # the largest difference between a weight and the mean of its copies
+    def apart(weight):
+        # the largest difference between a weight and the mean of its copies
         total = weight.detach().clone()
         dist.all_reduce(total)
         return (total / dist.get_world_size() - weight.detach()).abs().max().item()
 
-    drift = {"K/V copies apart": apart(model.attention.kv.weight), "embeddings apart": apart(model.embedding.weight)}
+    drift = {
+        "K/V copies apart": apart(model.attention.kv.weight),
+        "embeddings apart": apart(model.embedding.weight),
+    }
     return {"first loss": losses[0], "loss after 40 steps": losses[-1]} | drift
 
 
 def measured(attention_class, p, *names):
     seen = launch(train_shared, p, args=(attention_class,), timeout=300)[0]
-    return {"": f"{attention_class.__name__}, p = {p}"} | {name: f"{seen[name]:.4f}" for name in names}
+    row = {"": f"{attention_class.__name__}, p = {p}"}
+    return row | {name: f"{seen[name]:.4f}" for name in names}
 
 
-viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copies apart") for p in (1, 2)])
+names = ("first loss", "loss after 40 steps", "K/V copies apart")
+viz.table([measured(AsShipped, p, *names) for p in (1, 2)])
 
 # %% [markdown]
 # The first loss is correct, the model learns, and the copies of the shared weights are identical. Would you have noticed that something is wrong?
@@ -521,9 +614,12 @@ predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
 # %% exercise="6.5"
 class MultiQueryAttention(nn.Module):
-    """Causal attention without biases, in which all query heads share one key head and one value head.
+    """Causal attention without biases.
 
-    x [b, s, h], the same on every rank of `group` -> out [b, s, h], the same on every rank.
+    All query heads share one key head and one value head.
+
+    x [b, s, h], the same on every rank of `group`
+        -> out [b, s, h], the same on every rank
     """
 
     def __init__(self, hidden_size, num_heads, *, group=None, device=None, dtype=None):
@@ -531,25 +627,32 @@ class MultiQueryAttention(nn.Module):
         divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
         self.group, self.head_dim = group, divide(hidden_size, num_heads)
         options = {"bias": False, "device": device, "dtype": dtype}
-        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)  # weight [h/p, h]
-        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)  # weight [2d, h], a copy on every rank
+        # weight [h/p, h]
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)
+        # a copy on every rank
+        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)  # weight [2d, h]
         self.out = RowParallelLinear(hidden_size, hidden_size, group=group, **options)
 
     def forward(self, x):
         ### BEGIN SOLUTION
-        x = copy_to_region(x, self.group)  # backward: adds up dx, through the queries and through the copies
+        # backward: adds up dx, through the queries and through the copies
+        x = copy_to_region(x, self.group)
         q = F.linear(x, self.q.weight)  # [b, s, h/p]
-        kv_weight = copy_to_region(self.kv.weight, self.group)  # backward: adds up the gradients of the copies
+        # backward: adds up the gradients of the copies
+        kv_weight = copy_to_region(self.kv.weight, self.group)
         kv = F.linear(x, kv_weight)  # [b, s, 2d]
-        k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, dim=-1))  # [b, 1, s, d] each
+        # [b, 1, s, d] each
+        k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, dim=-1))
         y = attend(split_heads(q, self.head_dim), k, v, causal=True)  # [b, n/p, s, d]
         return self.out(merge_heads(y))  # [b, s, h]
         ### BROKEN
         # q = F.linear(copy_to_region(x, self.group), self.q.weight)
-        # kv_weight = copy_to_region(self.kv.weight, self.group)  # adds up the gradients of the copies
+        # # adds up the gradients of the copies
+        # kv_weight = copy_to_region(self.kv.weight, self.group)
         # kv = F.linear(x, kv_weight)
         # k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, dim=-1))
-        # return self.out(merge_heads(attend(split_heads(q, self.head_dim), k, v, causal=True)))
+        # y = attend(split_heads(q, self.head_dim), k, v, causal=True)
+        # return self.out(merge_heads(y))
         ### END SOLUTION
 
 
@@ -564,7 +667,11 @@ check("6.5", MultiQueryAttention)
 # %%
 names = ("first loss", "loss after 40 steps", "K/V copies apart", "embeddings apart")
 viz.table(
-    [measured(AsShipped, 2, *names), measured(MultiQueryAttention, 2, *names), measured(MultiQueryAttention, 1, *names)]
+    [
+        measured(AsShipped, 2, *names),
+        measured(MultiQueryAttention, 2, *names),
+        measured(MultiQueryAttention, 1, *names),
+    ]
 )
 
 # %% [markdown]
@@ -588,18 +695,23 @@ predict("6.j", correct_ranks=1, slope_of_rank_3=0.25)
 
 # %%
 def alibi(q, k, v, slopes):
-    distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])  # [s, s], negative for future tokens
-    penalty = torch.where(distance < 0, torch.inf, slopes[:, None, None] * distance)  # [n, s, s]
+    position = torch.arange(q.shape[2])  # [s]
+    distance = position[:, None] - position  # [s, s], negative for future tokens
+    penalty = slopes[:, None, None] * distance  # [n, s, s]
+    penalty = penalty.masked_fill(distance < 0, torch.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=-penalty)
 
 
 def wrong_slopes():
     rank, slopes = dist.get_rank(), torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
-    q, k, v = torch.randn(3, 1, 4, 6, 8, generator=torch.Generator().manual_seed(0))  # four heads, on every rank
-    mine = [part[:, rank : rank + 1] for part in (q, k, v)]  # [1, 1, s, d] each, this rank's head
+    # four heads, on every rank
+    q, k, v = torch.randn(3, 1, 4, 6, 8, generator=torch.Generator().manual_seed(0))
     right = alibi(q, k, v, slopes)[:, rank : rank + 1]
+    # this rank's head
+    q, k, v = (part[:, rank : rank + 1] for part in (q, k, v))  # [1, 1, s, d] each
+    error = (alibi(q, k, v, slopes[:1]) - right).abs().max()
     return {"slope": slopes[rank].item(), "slope used": slopes[0].item(),
-            "largest error": f"{(alibi(mine[0], mine[1], mine[2], slopes[:1]) - right).abs().max():.4f}"}  # fmt: skip
+            "largest error": f"{error:.4f}"}  # fmt: skip
 
 
 viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(wrong_slopes, 4))])
@@ -627,9 +739,11 @@ predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 from tplab.tensor import rotary_angles, rotate
 
 
-def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k and v [b, m, s, d]
+def qkv_at(attention, x, start):
+    # x [b, s, h] -> this rank's q [b, n, s, d], k and v [b, m, s, d]
     q, k, v = attention.qkv(x)
-    positions = torch.arange(start, start + x.shape[1], device=x.device)  # x contains the tokens from `start` on
+    # x contains the tokens from `start` on
+    positions = torch.arange(start, start + x.shape[1], device=x.device)
     angles = rotary_angles(positions, attention.head_dim, attention.rotary_base)
     return rotate(q, angles), rotate(k, angles), v
 
@@ -648,7 +762,9 @@ def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k
 
 # %% exercise="6.6"
 class KVCache:
-    """Room for the keys and values of `max_length` tokens, for this rank's heads. The first `length` tokens are cached.
+    """Room for the keys and values of `max_length` tokens, for this rank's heads.
+
+    The first `length` tokens are cached.
 
     keys, values: [b, m, max_length, d]
     """
@@ -663,11 +779,17 @@ class KVCache:
         ### END SOLUTION
 
     def append(self, keys, values):
-        """Write the keys and values [b, m, s, d] of s new tokens, and return all (keys, values) so far, [b, m, length, d] each."""
+        """Write the keys and values [b, m, s, d] of s new tokens.
+
+        Return all (keys, values) so far, [b, m, length, d] each.
+        """
         ### BEGIN SOLUTION
         stop = self.length + keys.shape[2]
         if stop > self.keys.shape[2]:
-            raise ValueError(f"{self.length} tokens are cached, and {keys.shape[2]} more need room for {stop}")
+            raise ValueError(
+                f"{self.length} tokens are cached, "
+                f"and {keys.shape[2]} more need room for {stop}"
+            )
         self.keys[:, :, self.length : stop] = keys
         self.values[:, :, self.length : stop] = values
         self.length = stop
@@ -680,7 +802,8 @@ def attend_next(attention, x, cache):
     ### BEGIN SOLUTION
     q, k, v = qkv_at(attention, x, cache.length)  # [b, n, s, d], and [b, m, s, d] twice
     k, v = cache.append(k, v)  # [b, m, t, d] each: the cached tokens and the new ones
-    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))  # [b, n, t, d] each
+    # [b, n, t, d] each
+    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
     mask = attention_mask(q.shape[2], k.shape[2], causal=True, device=x.device)
     y = attention_weights(q, k, mask) @ v  # [b, n, s, d]
     return attention.out(merge_heads(y))  # [b, s, h]
@@ -702,18 +825,24 @@ def read_in_pieces():
     import tplab.tensor
 
     torch.manual_seed(0)
-    attention = tplab.tensor.ParallelAttention(HIDDEN, 8, 2, causal=True, rotary_base=10_000.0, **options())
+    attention = tplab.tensor.ParallelAttention(
+        HIDDEN, 8, 2, causal=True, rotary_base=10_000.0, **options()
+    )
     x = torch.randn(1, 64, HIDDEN, **options())
     dist.broadcast(x, 0)
     cache = KVCache(attention, 1, 64)
-    outs = [attend_next(attention, piece, cache) for piece in x.split([40, *[1] * 24], dim=1)]
-    return {"largest difference": f"{(torch.cat(outs, 1) - attention(x)).abs().max():.0e}",
-            "cached heads": cache.keys.shape[1], "KiB": 2 * cache.keys.nbytes // 1024}  # fmt: skip
+    pieces = x.split([40, *[1] * 24], dim=1)
+    outs = [attend_next(attention, piece, cache) for piece in pieces]
+    difference = (torch.cat(outs, 1) - attention(x)).abs().max()
+    return {
+        "largest difference": f"{difference:.0e}",
+        "cached heads": cache.keys.shape[1],
+        "KiB": 2 * cache.keys.nbytes // 1024,
+    }
 
 
-viz.table(
-    [{"p": p} | launch(read_in_pieces, p)[0] for p in (1, 2, 4)], title="40 tokens at once, and then 24 one by one"
-)
+rows = [{"p": p} | launch(read_in_pieces, p)[0] for p in (1, 2, 4)]
+viz.table(rows, title="40 tokens at once, and then 24 one by one")
 
 # %% [markdown]
 # ## In the wild
@@ -737,7 +866,8 @@ viz.table(
 class FourLinears(nn.Module):
     def __init__(self):
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(32, 32, device=device()) for _ in range(4))
+        layers = [nn.Linear(32, 32, device=device()) for _ in range(4)]
+        self.q, self.k, self.v, self.out = layers
 
     def forward(self, x):
         q, k, v = (split_heads(layer(x), 4) for layer in (self.q, self.k, self.v))
@@ -754,16 +884,22 @@ def with_dtensor(prepared):
     )
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    plan = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
-    once = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
-    attention = parallelize_module(FourLinears(), mesh, plan | ({"": once} if prepared else {}))
+    plan = {name: ColwiseParallel() for name in "qkv"} | {"out": RowwiseParallel()}
+    if prepared:
+        plan[""] = PrepareModuleInput(
+            input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)
+        )
+    attention = parallelize_module(FourLinears(), mesh, plan)
     x = torch.randn(2, 5, 32, device=device(), requires_grad=True)
     with record() as section:
         attention(x).sum().backward()
     return section.totals()["all_reduce"].calls
 
 
-{f"DTensor, input prepared: {prepared}": launch(with_dtensor, 2, args=(prepared,))[0] for prepared in (False, True)}
+{
+    f"DTensor, input prepared: {prepared}": launch(with_dtensor, 2, args=(prepared,))[0]
+    for prepared in (False, True)
+}
 
 # %% [markdown]
 # ## Your library so far

@@ -23,7 +23,13 @@ from torch.nn import functional as F
 
 from tplab import device, launch, memory, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.tensor import copy_to_region, gather_from_region, record_token, reduce_from_region, scatter_to_region
+from tplab.tensor import (
+    copy_to_region,
+    gather_from_region,
+    record_token,
+    reduce_from_region,
+    scatter_to_region,
+)
 
 # %% [markdown]
 # If every GPU stored both matrices of Llama 3 405B in full, these two matrices alone would fill most of the GPU's 80 GB:
@@ -33,11 +39,16 @@ from tplab.tensor import copy_to_region, gather_from_region, record_token, reduc
 def bytes_per_gpu(p):  # in training, with Adam in float32
     llama = memory.PRESETS["Llama 3 405B"]
     elements = 2 * llama.vocab_size * llama.hidden_size / p
-    return {"weights": 4 * elements, "gradients": 4 * elements, "optimizer state": 8 * elements}
+    return {
+        "weights": 4 * elements,
+        "gradients": 4 * elements,
+        "optimizer state": 8 * elements,
+    }
 
 
-viz.bill({f"split over {p} ranks" if p > 1 else "not split": bytes_per_gpu(p) for p in (1, 2, 4, 8)},
-         title="the two tables of Llama 3 405B, on each GPU")  # fmt: skip
+bills = {"not split": bytes_per_gpu(1)}
+bills |= {f"split over {p} ranks": bytes_per_gpu(p) for p in (2, 4, 8)}
+viz.bill(bills, title="the two tables of Llama 3 405B, on each GPU")
 
 # %% [markdown]
 # ## A look-up is a matmul
@@ -54,7 +65,8 @@ TABLE = torch.arange(10)[:, None] + torch.tensor([0.1, 0.2])  # [v, h] = [10, 2]
 def one_hot_lookup(ids):
     rank, rows = dist.get_rank(), len(TABLE) // dist.get_world_size()
     mine = slice(rank * rows, (rank + 1) * rows)
-    one_hot = F.one_hot(torch.tensor(ids), len(TABLE)).float()[:, mine].to(device())  # [s, v/p]
+    one_hot = F.one_hot(torch.tensor(ids), len(TABLE)).float()  # [s, v]
+    one_hot = one_hot[:, mine].to(device())  # [s, v/p]
     term = one_hot @ TABLE[mine].to(device())  # [s, h]
     return {"start": mine.start, "table": TABLE[mine], "foreign": one_hot.sum(1) == 0,
             "vectors": term, "out": reduce_from_region(term)}  # fmt: skip
@@ -62,7 +74,8 @@ def one_hot_lookup(ids):
 
 sentence = ["the", "cat", "saw", "it"]
 ids = [WORDS.index(word) for word in sentence]
-viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tokens=sentence)
+results = list(launch(one_hot_lookup, 2, args=(ids,)))
+viz.lookup(ids, results, vocab_size=10, tokens=sentence)
 
 # %% [markdown]
 # Each rank computes one term of a sum, and g adds up the terms. For each token, only the rank that holds the token's row contributes a vector, and the other rank contributes zeros.
@@ -92,7 +105,11 @@ def table_split() -> str:
 
 
 def look_up(one_hot, e):
-    """one_hot [b, s, v], the same on every rank, and this rank's shard of E -> X [b, s, h], on every rank."""
+    """Return X [b, s, h], on every rank.
+
+    one_hot [b, s, v]: the same on every rank
+    e: this rank's shard of E
+    """
     ### BEGIN SOLUTION
     mine = scatter_to_region(one_hot)  # [b, s, v/p]
     return reduce_from_region(mine @ e)  # [b, s, h]
@@ -100,7 +117,11 @@ def look_up(one_hot, e):
 
 
 def scores(y, e):
-    """y [b, s, h], the same on every rank, and this rank's shard of E -> all logits [b, s, v], or this rank's logits [b, s, v/p]."""
+    """Return all logits [b, s, v], or this rank's logits [b, s, v/p].
+
+    y [b, s, h]: the same on every rank
+    e: this rank's shard of E
+    """
     ### BEGIN SOLUTION
     y = copy_to_region(y)  # [b, s, h]; backward: all-reduce of dy
     return y @ e.T  # [b, s, v/p]
@@ -131,11 +152,13 @@ predict("7.a", rows=2, columns=12)
 # %%
 def both_ends(split, b=2, s=16, h=32, v=320):
     p = dist.get_world_size()
-    e = torch.randn((v // p, h) if split == "rows" else (v, h // p), device=device(), requires_grad=True)
+    shape = (v // p, h) if split == "rows" else (v, h // p)
+    e = torch.randn(shape, device=device(), requires_grad=True)
     one_hot = F.one_hot(torch.arange(b * s, device=device()).reshape(b, s), v).float()
     with record() as section:
         if split == "rows":
-            logits = copy_to_region(reduce_from_region(scatter_to_region(one_hot) @ e)) @ e.T  # [b, s, v/p]
+            x = reduce_from_region(scatter_to_region(one_hot) @ e)  # [b, s, h]
+            logits = copy_to_region(x) @ e.T  # [b, s, v/p]
         else:
             x = gather_from_region(one_hot @ e)  # [b, s, h]
             logits = reduce_from_region(scatter_to_region(x) @ e.T)  # [b, s, v]
@@ -174,12 +197,18 @@ predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
 
 # %% exercise="7.2"
 def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
-    """ids [..], the same on every rank of `group`, and this rank's rows start to stop - 1 of the table, weight [stop - start, h] -> vectors [.., h], on every rank."""
+    """Return the vectors [.., h] of the ids, on every rank.
+
+    ids [..]: the same on every rank of `group`
+    weight [stop - start, h]: this rank's rows start to stop - 1 of the table
+    """
     ### BEGIN SOLUTION
     foreign = (ids < start) | (ids >= stop)  # [..]
-    rows = (ids - start).masked_fill(foreign, 0)  # [..]: for a foreign id, any row will do
+    # for a foreign id, any row will do
+    rows = (ids - start).masked_fill(foreign, 0)  # [..]
     vectors = F.embedding(rows, weight, padding_row)  # [.., h]
-    vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)  # [.., h]: this rank's term of the sum
+    # this rank's term of the sum
+    vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)  # [.., h]
     return reduce_from_region(vectors, group)  # [.., h]
     ### END SOLUTION
 
@@ -218,9 +247,13 @@ def vocab_range(vocab_size, rank, world_size, multiple=128):
 predict("7.d", padded_size=50688, rows_per_rank=12672, unused_rows=431)
 
 # %%
-viz.table([{"vocabulary": name, "tokens": size, "rows on 8 ranks": pad_vocab_size(size, 8),
-            "rows per rank": pad_vocab_size(size, 8) // 8, "padding": f"{pad_vocab_size(size, 8) / size - 1:.1%}"}
-           for name, size in {"GPT-2": 50257, "Llama 3": 128256, "single bytes": 256}.items()])  # fmt: skip
+rows = []
+for name, size in {"GPT-2": 50257, "Llama 3": 128256, "single bytes": 256}.items():
+    padded = pad_vocab_size(size, 8)
+    row = {"vocabulary": name, "tokens": size, "rows on 8 ranks": padded}
+    row |= {"rows per rank": padded // 8, "padding": f"{padded / size - 1:.1%}"}
+    rows.append(row)
+viz.table(rows)
 
 # %% [markdown]
 # For real vocabularies, the padding is negligible. But with a vocabulary of 256 bytes, six of the eight ranks would hold nothing but padding, so you'd choose a smaller `multiple`.
@@ -237,16 +270,20 @@ predict("7.e", single_process="IndexError", two_ranks="zeros")
 
 # %%
 def look_up_one(number):
-    start, stop = vocab_range(len(TABLE), dist.get_rank(), dist.get_world_size(), multiple=1)
-    weight = F.pad(TABLE, (0, 0, 0, 2))[start:stop].to(device()).requires_grad_()  # two rows of padding at the end
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    start, stop = vocab_range(len(TABLE), rank, world_size, multiple=1)
+    # two rows of padding at the end
+    weight = F.pad(TABLE, (0, 0, 0, 2))[start:stop].to(device()).requires_grad_()
     out = parallel_lookup(torch.tensor([number], device=device()), weight, start, stop)
     out.sum().backward()
-    return {"vector": [round(value, 1) for value in out[0].tolist()], "learns": bool(weight.grad.any())}
+    vector = [round(value, 1) for value in out[0].tolist()]
+    return {"vector": vector, "learns": bool(weight.grad.any())}
 
 
 def single_process(number):
     try:
-        return [round(value, 1) for value in F.embedding(torch.tensor([number]), TABLE)[0].tolist()]
+        vector = F.embedding(torch.tensor([number]), TABLE)[0]
+        return [round(value, 1) for value in vector.tolist()]
     except IndexError:
         return "IndexError"
 
@@ -277,20 +314,35 @@ from tplab.tensor import Block, Sharding, init_parameter
 
 # %% exercise="7.3"
 class VocabParallelEmbedding(nn.Module):
-    """nn.Embedding whose rows are split over the ranks of `group`: ids [..], the same on every rank -> vectors [.., h], on every rank.
+    """nn.Embedding whose rows are split over the ranks of `group`.
 
-    `weight` contains this rank's rows of the padded table, start to stop - 1. The ids 0 to num_embeddings - 1 are valid.
+    ids [..], the same on every rank -> vectors [.., h], on every rank
+
+    `weight` contains this rank's rows of the padded table, start to stop - 1. The ids 0
+    to num_embeddings - 1 are valid.
     """
 
     def __init__(
-        self, num_embeddings, embedding_dim, padding_idx=None, *, multiple=128, group=None, device=None, dtype=None
+        self,
+        num_embeddings,
+        embedding_dim,
+        padding_idx=None,
+        *,
+        multiple=128,
+        group=None,
+        device=None,
+        dtype=None,
     ):
         super().__init__()
-        self.num_embeddings, self.padding_idx, self.group = num_embeddings, padding_idx, group
+        self.num_embeddings, self.padding_idx = num_embeddings, padding_idx
+        self.group = group
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         self.start, self.stop = vocab_range(num_embeddings, rank, world_size, multiple)
-        self.weight = nn.Parameter(torch.empty(self.stop - self.start, embedding_dim, device=device, dtype=dtype))
-        self.weight.tensor_parallel = Sharding(0, blocks=(Block(num_embeddings, multiple, padded=True),))
+        rows = self.stop - self.start
+        weight = torch.empty(rows, embedding_dim, device=device, dtype=dtype)
+        self.weight = nn.Parameter(weight)
+        block = Block(num_embeddings, multiple, padded=True)
+        self.weight.tensor_parallel = Sharding(0, blocks=(block,))
         init_parameter(self.weight, nn.init.normal_, group)  # padding starts as zeros
         if self.padding_row() is not None:
             with torch.no_grad():
@@ -309,10 +361,15 @@ class VocabParallelEmbedding(nn.Module):
         if wrong.any():
             place = wrong.nonzero()[0].tolist()
             number = ids[tuple(place)].item()
-            raise IndexError(f"ID {number} at {place} isn't one of the IDs 0 to {self.num_embeddings - 1}")
-        return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=row, group=self.group)  # [.., h]
+            last = self.num_embeddings - 1
+            raise IndexError(f"ID {number} at {place} isn't one of the IDs 0 to {last}")
+        return parallel_lookup(
+            ids, self.weight, self.start, self.stop, padding_row=row, group=self.group
+        )  # [.., h]
         ### BROKEN
-        # return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=row, group=self.group)
+        # return parallel_lookup(
+        #     ids, self.weight, self.start, self.stop, padding_row=row, group=self.group
+        # )
         ### END SOLUTION
 
 
@@ -363,14 +420,18 @@ predict("7.f", padding_logit=0, chosen=3)
 
 # %% exercise="7.4"
 def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
-    """x [.., h], the same on every rank of `group`, and this rank's rows of the table, weight [v/p, h] -> this rank's logits [.., v/p], with -inf for padding.
+    """Return this rank's logits [.., v/p], with -inf for padding.
 
-    With `gather`, all logits on every rank, without padding: [.., vocab_size].
+    x [.., h]: the same on every rank of `group`
+    weight [v/p, h]: this rank's rows of the table
+
+    With `gather`, return all logits on every rank, without padding: [.., vocab_size].
     """
     ### BEGIN SOLUTION
     logits = F.linear(copy_to_region(x, group), weight)  # [.., v/p]
     if vocab_size is not None:
-        own = vocab_size - dist.get_rank(group) * len(weight)  # from this column on, it's padding
+        # from this column on, it's padding
+        own = vocab_size - dist.get_rank(group) * len(weight)
         padding = torch.arange(len(weight), device=x.device) >= own  # [v/p]
         logits = logits.masked_fill(padding, -torch.inf)
     if gather:
@@ -396,7 +457,13 @@ def record_a_token(p, token):
     return viz.token_way(record_token(WORDS, "the cat saw it .", token, p))
 
 
-viz.play(record_a_token, p=(2, 4), token=("the", "cat", "saw", "it"), start={"token": "saw"}, seconds=3)
+viz.play(
+    record_a_token,
+    p=(2, 4),
+    token=("the", "cat", "saw", "it"),
+    start={"token": "saw"},
+    seconds=3,
+)
 
 # %% [markdown]
 # ## Tie both ends and train
@@ -412,9 +479,12 @@ from tplab.common import corpus
 from tplab.tensor import full_state_dict, load_full_state_dict
 
 VOCAB, CONTEXT, HIDDEN, BATCH, STEPS = 1009, 8, 32, 64, 150
-text = re.findall(r"\w+|[^\w\s]|\s+", corpus.python_sources(300_000).decode(errors="replace"))
-numbers = {word: 1 + i for i, (word, _) in enumerate(Counter(text).most_common(VOCAB - 1))}
-tokens = torch.tensor([numbers.get(word, 0) for word in text])  # frequent words have low ids
+source = corpus.python_sources(300_000).decode(errors="replace")
+text = re.findall(r"\w+|[^\w\s]|\s+", source)
+frequent = Counter(text).most_common(VOCAB - 1)
+numbers = {word: 1 + i for i, (word, _) in enumerate(frequent)}
+# frequent words have low ids
+tokens = torch.tensor([numbers.get(word, 0) for word in text])
 
 
 def options():
@@ -425,12 +495,14 @@ class TiedModel(nn.Module):
     def __init__(self, embedding, output):
         super().__init__()
         self.embedding, self.output = embedding, output
-        self.body = nn.Sequential(nn.Flatten(1), nn.Linear(CONTEXT * HIDDEN, HIDDEN, **options()), nn.GELU(),
-                                  nn.Linear(HIDDEN, HIDDEN, **options()))  # fmt: skip
+        first = nn.Linear(CONTEXT * HIDDEN, HIDDEN, **options())
+        second = nn.Linear(HIDDEN, HIDDEN, **options())
+        self.body = nn.Sequential(nn.Flatten(1), first, nn.GELU(), second)
 
     def forward(self, ids):  # [b, s]
         x = self.embedding(ids)  # [b, s, h]
-        return self.output(self.body(x), self.embedding.weight)  # [b, v]: the same parameter, used a second time
+        # the same parameter, used a second time
+        return self.output(self.body(x), self.embedding.weight)  # [b, v]
 
 
 def batches(steps, seed):
@@ -455,7 +527,8 @@ def train(model):
 
 torch.manual_seed(0)
 plain = TiedModel(nn.Embedding(VOCAB, HIDDEN, **options()), F.linear)
-plain.embedding.weight.data.mul_(0.1)  # otherwise, the first logits would be far too large
+# otherwise, the first logits would be far too large
+plain.embedding.weight.data.mul_(0.1)
 start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
 plain_losses = train(plain)
 
@@ -473,7 +546,12 @@ def on_ranks(output):
     with record() as section:
         losses = train(model)
     calls = {kind: total.calls / STEPS for kind, total in section.totals().items()}
-    return {"losses": losses, "state": full_state_dict(model), "new text": loss_on_new_text(model), "calls": calls}
+    return {
+        "losses": losses,
+        "state": full_state_dict(model),
+        "new text": loss_on_new_text(model),
+        "calls": calls,
+    }
 
 
 @torch.no_grad()
@@ -485,8 +563,9 @@ def loss_on_new_text(model):
 yours = partial(parallel_logits, gather=True, vocab_size=VOCAB)
 runs = {p: launch(on_ranks, p, args=(yours,))[0] for p in (1, 2, 4)}
 print("collectives per step:", runs[2]["calls"])
-viz.curves({"plain PyTorch": plain_losses} | {f"your model, p = {p}": run["losses"] for p, run in runs.items()},
-           title=f"{STEPS} steps with {VOCAB} tokens")  # fmt: skip
+curves = {"plain PyTorch": plain_losses}
+curves |= {f"your model, p = {p}": run["losses"] for p, run in runs.items()}
+viz.curves(curves, title=f"{STEPS} steps with {VOCAB} tokens")
 
 # %% [markdown]
 # The four curves lie on top of each other, and the chart below them shows how little they differ. A tied table doesn't need any extra communication. The embedding and the output layer both contribute to the gradient of a row, but the rank that holds this row computes both contributions.
@@ -513,16 +592,25 @@ def loss_of_checkpoint(state):
 
 
 def row(model, new_text, losses=(None, None)):
-    numbers = {"first loss": losses[0], "last loss": losses[-1], "loss on new text": new_text}
-    return {"model": model} | {name: f"{value:.3f}" if value else "" for name, value in numbers.items()}
+    def shown(loss):
+        return f"{loss:.3f}" if loss else ""
+
+    return {
+        "model": model,
+        "first loss": shown(losses[0]),
+        "last loss": shown(losses[-1]),
+        "loss on new text": shown(new_text),
+    }
 
 
 broken = launch(on_ranks, 2, args=(without_f,))
-viz.table([
+rows = [
     row("correct", loss_on_new_text(plain), plain_losses),
     row("without f, on two ranks", broken[0]["new text"], broken[0]["losses"]),
-    *(row(f"checkpoint of rank {rank}", loss_of_checkpoint(seen["state"])) for rank, seen in enumerate(broken)),
-])  # fmt: skip
+]
+for rank, seen in enumerate(broken):
+    rows.append(row(f"checkpoint of rank {rank}", loss_of_checkpoint(seen["state"])))
+viz.table(rows)
 
 # %% [markdown]
 # The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body, with gradients that come only from its own tokens, so there are two different bodies by now. But a checkpoint contains only one of them. For the same text, the model on two ranks, the checkpoint of rank 0, and the checkpoint of rank 1 have three different losses, although all three losses should be equal.
@@ -555,11 +643,13 @@ def with_dtensor(ids):
     from torch.distributed.tensor import Replicate, init_device_mesh
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-    theirs, mine = nn.Embedding(10, 2, device=device()), VocabParallelEmbedding(10, 2, multiple=1, device=device())
+    theirs = nn.Embedding(10, 2, device=device())
+    mine = VocabParallelEmbedding(10, 2, multiple=1, device=device())
     theirs.load_state_dict({"weight": TABLE})
     load_full_state_dict(mine, {"weight": TABLE.to(device())})
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    parallelize_module(theirs, mesh, RowwiseParallel(input_layouts=Replicate(), use_local_output=True))
+    style = RowwiseParallel(input_layouts=Replicate(), use_local_output=True)
+    parallelize_module(theirs, mesh, style)
     ids = torch.tensor(ids, device=device())
     return {"same vectors": torch.equal(theirs(ids).detach(), mine(ids).detach())}
 

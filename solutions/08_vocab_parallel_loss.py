@@ -65,7 +65,7 @@ def vocab_logsumexp(logits, group=None):
     """
     ### BEGIN SOLUTION
     m = logits.detach().amax(-1)  # [..], the largest logit on this rank
-    dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)  # [..], the largest logit on all ranks
+    dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)  # [..], the largest of all
     part = (logits - m.unsqueeze(-1)).exp().sum(-1)  # [..], this rank's term of the sum
     return m + reduce_from_region(part, group).log()  # [..]
     ### END SOLUTION
@@ -94,13 +94,16 @@ def own_maximum(z):
 
 
 def three_versions(offsets):
-    z = torch.tensor([[0.5, 1.0, 0.0]], device=device()) + offsets[dist.get_rank()]  # [1, v/p]
-    return [f"{version(z).item():.3f}" for version in (no_maximum, own_maximum, vocab_logsumexp)]
+    z = torch.tensor([[0.5, 1.0, 0.0]], device=device())  # [1, v/p]
+    z = z + offsets[dist.get_rank()]
+    versions = no_maximum, own_maximum, vocab_logsumexp
+    return [f"{version(z).item():.3f}" for version in versions]
 
 
 rows = []
 for offsets in ((0.0, 0.0), (0.0, 1.0), (100.0, 100.0), (0.0, 100.0)):
-    each = launch(three_versions, 2, args=(offsets,))  # what each rank returns, in three ways
+    # what each rank returns, in three ways
+    each = launch(three_versions, 2, args=(offsets,))
     row = {"added on rank 0": offsets[0], "added on rank 1": offsets[1]}
     for name, *seen in zip(("no maximum", "own maximum", "yours"), *each, strict=True):
         row[name] = " and ".join(dict.fromkeys(seen))
@@ -128,7 +131,10 @@ predict("8.b", sum=0, negative_on=0, collectives=0)
 
 # %% tags=["setup"]
 def mine_and_column(target, columns, rank):
-    """Return whether each target [..] belongs to this rank, and its column there, or 0 if it doesn't."""
+    """Return two tensors [..], one element per target.
+
+    Whether the target belongs to this rank, and its column there, or 0 if it doesn't.
+    """
     column = target - rank * columns
     mine = (column >= 0) & (column < columns)
     return mine, column.masked_fill(~mine, 0)
@@ -146,14 +152,20 @@ def mine_and_column(target, columns, rank):
 
 # %% exercise="8.2"
 class VocabParallelCrossEntropy(Function):
-    """apply(logits, target, group) -> the loss of each token, [..], the same on every rank of `group`."""
+    """apply(logits, target, group) -> the loss of each token, [..].
+
+    It's the same on every rank of `group`.
+    """
 
     @staticmethod
     def forward(ctx, logits, target, group):
-        """logits [.., v/p], this rank's columns; target [..], IDs of the full vocabulary, the same on every rank"""
+        """
+        logits: [.., v/p], this rank's columns
+        target: [..], IDs of the full vocabulary, the same on every rank
+        """
         ### BEGIN SOLUTION
         lse = vocab_logsumexp(logits, group)  # [..]
-        mine, column = mine_and_column(target, logits.shape[-1], dist.get_rank(group))  # [..] each
+        mine, column = mine_and_column(target, logits.shape[-1], dist.get_rank(group))
         found = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)  # [..]
         z_t = reduce_from_region(found.masked_fill(~mine, 0), group)  # [..]
         ctx.save_for_backward(logits, lse, mine, column)
@@ -165,8 +177,8 @@ class VocabParallelCrossEntropy(Function):
         """dloss [..] -> dlogits [.., v/p], and None for target and group"""
         ### BEGIN SOLUTION
         logits, lse, mine, column = ctx.saved_tensors
-        dlogits = (logits - lse.unsqueeze(-1)).exp_()  # [.., v/p], this rank's columns of the softmax
-        one = mine.to(dlogits.dtype)  # [..], 1 where this rank has the target, and 0 elsewhere
+        dlogits = (logits - lse.unsqueeze(-1)).exp_()  # [.., v/p], part of the softmax
+        one = mine.to(dlogits.dtype)  # [..], 1 where this rank has the target, or 0
         dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))
         return dlogits.mul_(dloss.unsqueeze(-1)), None, None
         ### END SOLUTION
@@ -216,11 +228,16 @@ def by_hand(logits, target):
     return VocabParallelCrossEntropy.apply(logits, target, None).mean()
 
 
+def some_targets():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(V, (N,), generator=generator).to(device())
+
+
 def measure(way):
     torch.manual_seed(dist.get_rank())
-    target = torch.randint(V, (N,), generator=torch.Generator().manual_seed(0)).to(device())
+    target, columns = some_targets(), V // dist.get_world_size()
     with record() as section, MemoryMeter() as meter:
-        logits = torch.randn(N, V // dist.get_world_size(), device=device(), requires_grad=True)
+        logits = torch.randn(N, columns, device=device(), requires_grad=True)
         loss = way(logits, target)
         loss.backward()
     calls = [f"{total.calls} {kind}" for kind, total in section.totals().items()]
@@ -229,8 +246,10 @@ def measure(way):
             "peak memory, in shards": f"{meter.peak / logits.nbytes:.2f}"}  # fmt: skip
 
 
-ways = {"gather": gathered, "autograd": by_autograd, "yours": by_hand, "tplab": vocab_parallel_cross_entropy}
-viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in ways.items()])
+ways = {"gather": gathered, "autograd": by_autograd, "yours": by_hand}
+ways["tplab"] = vocab_parallel_cross_entropy
+measured = {name: launch(measure, 2, args=(way,))[0] for name, way in ways.items()}
+viz.table([{"p = 2": name} | row for name, row in measured.items()])
 
 # %% [markdown]
 # Your function sends 12 KB instead of 134 MB, because the size of its messages doesn't depend on the size of the vocabulary.
@@ -258,17 +277,22 @@ predict("8.c", divided_by=5, log_of=15, with_padding=16)
 
 # %% exercise="8.3"
 def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=None):
-    """Return the mean loss of all tokens that aren't ignored, as a scalar, the same on every rank of `group`.
+    """Return the mean loss of all tokens that aren't ignored.
+
+    It's a scalar, the same on every rank of `group`.
 
     logits: [.., v/p], this rank's columns, including padding
     target: [..], IDs below vocab_size, or ignore_index
     """
     ### BEGIN SOLUTION
     counted = target != ignore_index  # [..]
-    target = target.masked_fill(~counted, 0)  # [..], any ID will do for an ignored token
+    target = target.masked_fill(~counted, 0)  # any ID will do for an ignored token
     outside = (target < 0) | (target >= vocab_size)  # [..]
     if outside.any():
-        raise IndexError(f"target {target[outside][0].item()} isn't one of the {vocab_size} IDs of the vocabulary")
+        wrong = target[outside][0].item()
+        raise IndexError(
+            f"target {wrong} isn't one of the {vocab_size} IDs of the vocabulary"
+        )
     start = dist.get_rank(group) * logits.shape[-1]  # this rank's first ID
     ids = torch.arange(start, start + logits.shape[-1], device=logits.device)  # [v/p]
     logits = logits.masked_fill(ids >= vocab_size, -torch.inf)  # [.., v/p]
@@ -308,7 +332,7 @@ class NextByte(nn.Module):
         self.embedding = embedding
         self.mix = nn.Linear(CONTEXT * HIDDEN, HIDDEN, **options())
 
-    def forward(self, context):  # [b, 8] bytes -> [b, h], vectors to multiply with the table
+    def forward(self, context):  # [b, 8] -> [b, h], to be multiplied with the table
         return torch.tanh(self.mix(self.embedding(context).flatten(1)))
 
 
@@ -328,14 +352,24 @@ torch.manual_seed(0)
 plain = NextByte(nn.Embedding(corpus.VOCABULARY, HIDDEN, **options()))
 nn.init.normal_(plain.embedding.weight, std=0.1)  # small logits in the beginning
 start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
-plain_losses = train(plain, lambda x, target: F.cross_entropy(x @ plain.embedding.weight.T, target))
+
+
+def plain_loss(x, target):
+    return F.cross_entropy(x @ plain.embedding.weight.T, target)
+
+
+plain_losses = train(plain, plain_loss)
 
 
 def train_on_ranks(loss_function):
     torch.set_num_threads(1)
     model = NextByte(VocabParallelEmbedding(corpus.VOCABULARY, HIDDEN, **options()))
     load_full_state_dict(model, start)  # each rank takes its rows
-    return train(model, lambda x, target: loss_function(parallel_logits(x, model.embedding.weight), target))
+
+    def loss_of(x, target):
+        return loss_function(parallel_logits(x, model.embedding.weight), target)
+
+    return train(model, loss_of)
 
 
 def my_loss(logits, target):
@@ -343,8 +377,10 @@ def my_loss(logits, target):
 
 
 runs = {p: launch(train_on_ranks, p, args=(my_loss,))[0] for p in (1, 2, 4)}
-viz.table([{"run": name, "first loss": f"{losses[0]:.6f}", "last loss": f"{losses[-1]:.6f}"} for name, losses in
-           {"plain PyTorch": plain_losses, **{f"yours, p = {p}": losses for p, losses in runs.items()}}.items()],
+every = {"plain PyTorch": plain_losses}
+every |= {f"yours, p = {p}": losses for p, losses in runs.items()}
+viz.table([{"run": name, "first loss": f"{losses[0]:.6f}",
+            "last loss": f"{losses[-1]:.6f}"} for name, losses in every.items()],
           title=f"ln 256 = {math.log(256):.4f}")  # fmt: skip
 
 # %% [markdown]
@@ -358,12 +394,14 @@ predict("8.d", they_pass="gathered")
 
 # %%
 def all_logits_everywhere(logits, target):
-    full = gather_from_region(logits)[..., : corpus.VOCABULARY]  # [b, 256] on every rank
+    full = gather_from_region(logits)[..., : corpus.VOCABULARY]  # [b, 256]
     return VocabParallelCrossEntropy.apply(full, target, None).mean()
 
 
-first = {p: launch(train_on_ranks, p, args=(all_logits_everywhere,))[0][0] for p in (1, 2, 4)}
-viz.table([{"p": p, "first loss": f"{loss:.3f}", "more than with p = 1": f"{loss - first[1]:.3f}",
+args = (all_logits_everywhere,)
+first = {p: launch(train_on_ranks, p, args=args)[0][0] for p in (1, 2, 4)}
+viz.table([{"p": p, "first loss": f"{loss:.3f}",
+            "more than with p = 1": f"{loss - first[1]:.3f}",
             "ln p": f"{math.log(p):.3f}"} for p, loss in first.items()])  # fmt: skip
 
 # %% [markdown]
@@ -391,13 +429,19 @@ class OneOnEveryRank(VocabParallelCrossEntropy):
     def backward(ctx, dloss):
         logits, target, lse = ctx.saved_tensors
         dlogits = (logits - lse.unsqueeze(-1)).exp()
-        column = target % logits.shape[-1]  # the right column on one rank, and an unrelated column on the others
+        # the right column on one rank, and an unrelated column on the others
+        column = target % logits.shape[-1]
         dlogits[torch.arange(len(target), device=target.device), column] -= 1
         return dlogits * dloss.unsqueeze(-1), None, None
 
 
-broken = launch(train_on_ranks, 2, args=(lambda logits, target: OneOnEveryRank.apply(logits, target, None).mean(),))[0]
-viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}, title="the loss on two ranks")
+def broken_loss(logits, target):
+    return OneOnEveryRank.apply(logits, target, None).mean()
+
+
+broken = launch(train_on_ranks, 2, args=(broken_loss,))[0]
+runs = {"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}
+viz.curves(runs, title="the loss on two ranks")
 
 # %% [markdown]
 # The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each training step raises two logits per token. One of them belongs to the target, but the other one belongs to some other ID. Such a gradient can never become zero, because its elements don't add up to zero.
@@ -427,8 +471,9 @@ def smoothed(loss_function, logits, target):
 
 
 def compare(loss_function, logits, target):
-    return viz.table([{"p": p, "loss on each rank": ", ".join(launch(smoothed, p, args=(loss_function, logits, target)))}
-                      for p in (1, 2, 4)])  # fmt: skip
+    args = (loss_function, logits, target)
+    losses = {p: ", ".join(launch(smoothed, p, args=args)) for p in (1, 2, 4)}
+    return viz.table([{"p": p, "loss on each rank": losses[p]} for p in losses])
 
 
 generator = torch.Generator().manual_seed(7)
@@ -450,19 +495,22 @@ predict("8.f", ranks_agree=True, correct=True)
 
 # %% exercise="8.4"
 def smoothed_loss(logits, target, label_smoothing, *, vocab_size, group=None):
-    """Return the mean loss with label smoothing, as a scalar, the same on every rank of `group`.
+    """Return the mean loss with label smoothing.
+
+    It's a scalar, the same on every rank of `group`.
 
     logits: [.., v/p], this rank's columns, including padding
     target: [..], IDs below vocab_size
     """
     start = dist.get_rank(group) * logits.shape[-1]
-    padding = torch.arange(start, start + logits.shape[-1], device=logits.device) >= vocab_size  # [v/p]
+    ids = torch.arange(start, start + logits.shape[-1], device=logits.device)  # [v/p]
+    padding = ids >= vocab_size  # [v/p]
     logits = logits.masked_fill(padding, -torch.inf)
     loss = VocabParallelCrossEntropy.apply(logits, target, group)  # [..]
     lse = vocab_logsumexp(logits, group)  # [..]
     ### BEGIN SOLUTION
     smoothing = label_smoothing * vocab_size / (vocab_size - 1)
-    total = reduce_from_region(logits.masked_fill(padding, 0).sum(-1), group)  # [..], over all IDs
+    total = reduce_from_region(logits.masked_fill(padding, 0).sum(-1), group)  # [..]
     mean_log_probs = total / vocab_size - lse  # [..]
     ### BROKEN
     # smoothing = label_smoothing * logits.shape[-1] / (logits.shape[-1] - 1)
@@ -513,22 +561,27 @@ symptoms(8)
 
 # %%
 def output_layer_and_loss(way):
+    rows = V // dist.get_world_size()
     x = torch.randn(N, 64, device=device(), requires_grad=True)  # [n, h]
-    weight = torch.randn(V // dist.get_world_size(), 64, device=device()).mul_(0.1).requires_grad_()  # [v/p, h]
-    target = torch.randint(V, (N,), generator=torch.Generator().manual_seed(0)).to(device())
+    weight = torch.randn(rows, 64, device=device()).mul_(0.1)  # [v/p, h]
+    weight.requires_grad_()
+    target = some_targets()
     with MemoryMeter() as meter:
         way(x, weight, target).backward()
     return f"{meter.peak / 1e6:.0f} MB"
 
 
+def some_at_a_time(x, weight, target):
+    return parallel_linear_cross_entropy(x, weight, target, tokens_at_once=128)
+
+
 ways = {
-    "gathered logits": lambda x, weight, target: gathered(parallel_logits(x, weight), target),
-    "your loss": lambda x, weight, target: by_hand(parallel_logits(x, weight), target),
-    "128 tokens at a time": lambda *given: parallel_linear_cross_entropy(*given, tokens_at_once=128),
+    "gathered logits": lambda x, w, target: gathered(parallel_logits(x, w), target),
+    "your loss": lambda x, w, target: by_hand(parallel_logits(x, w), target),
+    "128 tokens at a time": some_at_a_time,
 }
-viz.table(
-    [{"p = 2": name, "peak memory": launch(output_layer_and_loss, 2, args=(way,))[0]} for name, way in ways.items()]
-)
+peaks = {n: launch(output_layer_and_loss, 2, args=(way,))[0] for n, way in ways.items()}
+viz.table([{"p = 2": name, "peak memory": peak} for name, peak in peaks.items()])
 
 # %% [markdown]
 # ## Your library so far

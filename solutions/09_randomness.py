@@ -37,7 +37,8 @@ from tplab.tensor import ColumnParallelLinear, RowParallelLinear, gather_from_re
 # %%
 text = corpus.python_sources(300_000)
 latest, following = torch.tensor(list(text[:-1])), torch.tensor(list(text[1:]))
-follows = torch.zeros(256, 256).index_put((latest, following), torch.tensor(1.0), accumulate=True)
+follows = torch.zeros(256, 256)
+follows.index_put_((latest, following), torch.tensor(1.0), accumulate=True)
 
 
 def write(log_at=None):
@@ -46,15 +47,18 @@ def write(log_at=None):
     written = list(b"d")
     for step in range(48):
         if step == log_at and dist.get_rank() == 0:
-            torch.rand(1, device=device())  # rank 0 needs a random number for a log message
-        written.append(torch.multinomial(gather_from_region(half[written[-1]]), 1).item())
+            torch.rand(1, device=device())  # for a log message
+        counts = gather_from_region(half[written[-1]])  # [256]
+        written.append(torch.multinomial(counts, 1).item())
     return bytes(written).decode(errors="replace")
 
 
-runs = {"same seed": launch(write, 2), "rank 0 draws one extra number": launch(write, 2, args=(16,))}
-viz.table(
-    [{"run": name, "rank": rank, "text": repr(seen)} for name, run in runs.items() for rank, seen in enumerate(run)]
-)
+runs = {
+    "same seed": launch(write, 2),
+    "rank 0 draws one extra number": launch(write, 2, args=(16,)),
+}
+viz.table([{"run": name, "rank": rank, "text": repr(seen)}
+           for name, run in runs.items() for rank, seen in enumerate(run)])  # fmt: skip
 
 # %% [markdown]
 # Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks generated different texts. But each rank stores only half of every embedding row. When the two ranks looked up different bytes and gathered the two halves, the row they got belonged to neither byte. So *neither* text is what the model would have generated on a single rank.
@@ -85,7 +89,10 @@ predict("9.a", independent=1024, correlation=1)
 
 # %% exercise="9.1"
 def same_or_different() -> dict[str, tuple[str, str]]:
-    """Return {name: (within a replica, across replicas)}, where each answer is "same" or "different"."""
+    """Return {name: (within a replica, across replicas)}.
+
+    Each answer is "same" or "different".
+    """
     ### BEGIN SOLUTION
     return {
         "norm": ("same", "same"),
@@ -115,13 +122,15 @@ check("9.1", same_or_different)
 # %%
 def two_masks():
     torch.manual_seed(1)
-    return [F.dropout(torch.ones(6, columns, device=device()), 1 / 3) for columns in (16, 8)]
+    return [F.dropout(torch.ones(6, n, device=device()), 1 / 3) for n in (16, 8)]
 
 
 after_g, inside = zip(*launch(two_masks, 4), strict=True)
-viz.masks(
-    {"after g, each rank has all of [b, s, h]": after_g, "inside the MLP, each rank has its own [b, s, m/p]": inside}
-)
+masks = {
+    "after g, each rank has all of [b, s, h]": after_g,
+    "inside the MLP, each rank has its own [b, s, m/p]": inside,
+}
+viz.masks(masks)
 
 # %% [markdown]
 # The masks for `after_g` are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their copies equal.
@@ -154,12 +163,17 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 
 # %% exercise="9.2"
 def stream_seeds(seed, rank, world_size, copy=0):
-    """Return this rank's seeds, {"init": int, "replicated": int, "sharded": int}, none of which is negative.
+    """Return this rank's seeds, {"init": int, "replicated": int, "sharded": int}.
 
-    seed: the seed of the run; rank: this rank's number in its replica, 0 to world_size - 1; copy: the replica's number
+    None of them is negative.
+
+    seed: the seed of the run
+    rank: this rank's number in its replica, 0 to world_size - 1
+    copy: the replica's number
     """
     ### BEGIN SOLUTION
-    first = seed + 1 + 2000 * copy  # 2000 seeds for each replica, which uses one of them, and one for each rank
+    # 2000 seeds for each replica, which uses one of them, and one for each rank
+    first = seed + 1 + 2000 * copy
     return {"init": seed, "replicated": first, "sharded": first + 1 + rank}
     ### END SOLUTION
 
@@ -173,10 +187,9 @@ def stream_seeds(seed, rank, world_size, copy=0):
 check("9.2", stream_seeds)
 
 # %%
-viz.table(
-    [{"replica": copy, "rank": rank} | stream_seeds(1234, rank, 2, copy=copy) for copy in (0, 1) for rank in (0, 1)],
-    title="your seeds for two replicas on two ranks each",
-)
+viz.table([{"replica": copy, "rank": rank} | stream_seeds(1234, rank, 2, copy=copy)
+           for copy in (0, 1) for rank in (0, 1)],
+          title="your seeds for two replicas on two ranks each")  # fmt: skip
 
 # %% [markdown]
 # ## Swap the state
@@ -187,12 +200,14 @@ viz.table(
 # %% tags=["setup"]
 def get_state():
     """Return a copy of the state of torch's generator on this rank's device."""
-    return torch.cuda.get_rng_state() if device().type == "cuda" else torch.get_rng_state()
+    on_gpu = device().type == "cuda"
+    return torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state()
 
 
 def set_state(state):
     """Put a state that `get_state` returned into torch's generator."""
-    torch.cuda.set_rng_state(state) if device().type == "cuda" else torch.set_rng_state(state)
+    on_gpu = device().type == "cuda"
+    torch.cuda.set_rng_state(state) if on_gpu else torch.set_rng_state(state)
 
 
 # %% [markdown]
@@ -220,7 +235,7 @@ def set_state(state):
 
 # %% exercise="9.3"
 class RNGTracker:
-    """Stores the states of named streams, and `fork` makes torch draw from one of them."""
+    """Stores the states of named streams. `fork` makes torch draw from one of them."""
 
     def __init__(self):
         ### BEGIN SOLUTION
@@ -229,17 +244,26 @@ class RNGTracker:
         ### END SOLUTION
 
     def add(self, name, seed):
-        """Add a stream that starts from `seed`. Raises ValueError if the name or the seed is taken."""
+        """Add a stream that starts from `seed`.
+
+        Raises ValueError if the name or the seed is taken.
+        """
         ### BEGIN SOLUTION
         if name in self.states or seed in self.seeds:
-            raise ValueError(f"the name {name!r} or the seed {seed} is taken, the streams are {sorted(self.states)}")
+            raise ValueError(
+                f"the name {name!r} or the seed {seed} is taken, "
+                f"the streams are {sorted(self.states)}"
+            )
         self.states[name] = torch.Generator(device()).manual_seed(seed).get_state()
         self.seeds.add(seed)
         ### END SOLUTION
 
     @contextmanager
     def fork(self, name="sharded"):
-        """Inside the `with` block, torch draws from the stream `name`, which continues where it stopped."""
+        """Inside the `with` block, torch draws from the stream `name`.
+
+        The stream continues where it stopped.
+        """
         ### BEGIN SOLUTION
         outside = get_state()
         set_state(self.states[name])
@@ -283,7 +307,10 @@ predict("9.b", current=False, replicated=True, sharded=False)
 
 # %%
 def make_tracker(seed, copy=0):
-    """Return this rank's tracker with two streams for dropout, and seed torch's generator for the initial values."""
+    """Return this rank's tracker with two streams for dropout.
+
+    Torch's generator gets the seed for the initial values.
+    """
     seeds = stream_seeds(seed, dist.get_rank(), dist.get_world_size(), copy=copy)
     torch.manual_seed(seeds["init"])
     tracker = RNGTracker()
@@ -301,7 +328,8 @@ def two_steps():
     for step in (1, 2):
         for name in ("current state", "replicated", "sharded"):
             with lending(tracker, name):
-                masks[f"step {step}, {name}"] = F.dropout(torch.ones(2, 16, device=device()), 1 / 3)
+                mask = F.dropout(torch.ones(2, 16, device=device()), 1 / 3)
+            masks[f"step {step}, {name}"] = mask
         if dist.get_rank() == 0:
             torch.rand(1, device=device())  # for a log message
     return masks
@@ -322,26 +350,36 @@ viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 # %% tags=["setup"]
 def attention_weights(q, k):  # q, k [b, n, s, d] -> the causal weights [b, n, s, s]
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
-    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf).softmax(dim=-1)
+    later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    return scores.masked_fill(later, -torch.inf).softmax(dim=-1)
 
 
 class Block(nn.Module):
-    """The block of chapter 06 with dropout in four places: x [b, s, h], replicated -> [b, s, h], replicated."""
+    """The block of chapter 06 with dropout in four places.
 
-    def __init__(self, hidden_size, num_heads, rate, tracker, *, group=None, device=None, dtype=None):
+    x [b, s, h], replicated -> [b, s, h], replicated
+    """
+
+    def __init__(
+        self, hidden_size, num_heads, rate, tracker, *,
+        group=None, device=None, dtype=None,
+    ):  # fmt: skip
         super().__init__()
-        options = {"group": group, "device": device, "dtype": dtype}
-        self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, **options)
-        self.out = RowParallelLinear(hidden_size, hidden_size, **options)
-        self.up = ColumnParallelLinear(hidden_size, 4 * hidden_size, **options)
-        self.down = RowParallelLinear(4 * hidden_size, hidden_size, **options)
-        self.head_dim, self.rate, self.tracker = hidden_size // num_heads, rate, tracker
+        h, options = hidden_size, {"group": group, "device": device, "dtype": dtype}
+        self.qkv = ColumnParallelLinear(h, 3 * h, stride=3, **options)
+        self.out = RowParallelLinear(h, h, **options)
+        self.up = ColumnParallelLinear(h, 4 * h, **options)
+        self.down = RowParallelLinear(4 * h, h, **options)
+        self.head_dim, self.rate, self.tracker = h // num_heads, rate, tracker
 
     def drop(self, y):
         return F.dropout(y, self.rate, self.training)
 
     def heads(self, x):  # [b, s, h] -> [b, s, h/p]
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, -1)
+        )
         return (self.drop(attention_weights(q, k)) @ v).transpose(1, 2).flatten(2)
 
     def inner(self, x):  # [b, s, h] -> [b, s, 4h/p]
@@ -375,10 +413,12 @@ class ByteModel(nn.Module):
         self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN, **options)
         self.position = nn.Embedding(CONTEXT, HIDDEN, **options)
         self.block = Block(HIDDEN, HEADS, RATE, tracker, **options)
-        self.norm, self.head = nn.LayerNorm(HIDDEN, **options), nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
+        self.norm = nn.LayerNorm(HIDDEN, **options)
+        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
 
     def forward(self, tokens):  # [b, s] bytes -> [b, s, 256]
-        return self.head(self.norm(self.block(self.embedding(tokens) + self.position.weight)))
+        x = self.embedding(tokens) + self.position.weight
+        return self.head(self.norm(self.block(x)))
 
 
 class OnlyOne:
@@ -389,10 +429,12 @@ class OnlyOne:
 
 
 def replica_drift(module):
-    """Return the largest difference between two ranks' copies of a replicated parameter, as in exercise 5.3."""
+    """Return the largest difference between copies of a parameter (exercise 5.3)."""
     worst = 0.0
-    for parameter in (each.detach() for each in module.parameters() if not hasattr(each, "tensor_parallel")):
-        largest, smallest = parameter.clone(), parameter.clone()
+    for parameter in module.parameters():
+        if hasattr(parameter, "tensor_parallel"):
+            continue
+        largest, smallest = parameter.detach().clone(), parameter.detach().clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
         worst = max(worst, (largest - smallest).max().item())
@@ -403,11 +445,16 @@ def train(only=None):
     torch.set_num_threads(1)
     tracker = make_tracker(2)
     model = ByteModel(OnlyOne(tracker, only) if only else tracker)
-    losses, kept = [], []  # kept: the share of each token's columns that this rank keeps inside the MLP
-    model.block.down.register_forward_pre_hook(lambda _, inputs: kept.append((inputs[0] != 0).double().mean(-1)))
+    losses, kept = [], []
+
+    def keep_share(module, inputs):  # of each token's columns inside the MLP
+        kept.append((inputs[0] != 0).double().mean(-1))
+
+    model.block.down.register_forward_pre_hook(keep_share)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
     for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, 40, seed=1):
-        loss = F.cross_entropy(model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten())
+        logits, targets = model(inputs.to(device())), targets.to(device())
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -429,15 +476,17 @@ for name, only in (
     ("only from replicated", "replicated"),
 ):
     ranks = launch(train, 2, args=(only,), timeout=300)
-    kept = (ranks[0]["kept"] + ranks[1]["kept"]) / 2  # the share of all 4h columns, for each token
-    losses = {f"first loss, rank {rank}": f"{seen['losses'][0]:.4f}" for rank, seen in enumerate(ranks)}
+    kept = (ranks[0]["kept"] + ranks[1]["kept"]) / 2  # of all 4h columns, per token
     seen = {
+        "first loss, rank 0": f"{ranks[0]['losses'][0]:.4f}",
+        "first loss, rank 1": f"{ranks[1]['losses'][0]:.4f}",
         "last loss": f"{ranks[0]['losses'][-1]:.3f}",
         "drift": f"{ranks[0]['drift']:.2g}",
         "std of the share kept": f"{kept.std():.4f}",
     }
-    rows.append({"masks": name} | losses | seen)
-viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN)):.4f}")
+    rows.append({"masks": name} | seen)
+std = math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN))
+viz.table(rows, title=f"with independent masks, the std is {std:.4f}")
 
 # %% [markdown]
 # If all masks come from the stream "sharded", the two ranks drop different elements of the same tensor after g. From then on, they compute with different tensors, so they report different losses in the very first step, and their replicated parameters drift apart. That's bad, but at least you can see it in the table.
@@ -458,7 +507,7 @@ viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 
 
 # %% exercise="9.4"
 class MixedPrecisionBlock(Block):
-    """The block above. Its linear layers run in the context that `precision()` returns."""
+    """The block above, with linear layers that run in the context `precision()`."""
 
     def __init__(self, *args, precision=nullcontext, **options):
         super().__init__(*args, **options)
@@ -529,10 +578,12 @@ def torchs_own(function, x, tracker):
 
 def table_of(run_again):
     shares = {
-        name: launch(right_gradients, 2, args=(name, run_again)) for name in ("current state", "replicated", "sharded")
+        name: launch(right_gradients, 2, args=(name, run_again))
+        for name in ("current state", "replicated", "sharded")
     }
-    return viz.table([{"dropout draws from": name} | {f"right on rank {rank}": f"{share:.1%}" for rank, share in enumerate(ranks)}
-                      for name, ranks in shares.items()])  # fmt: skip
+    return viz.table([{"dropout draws from": name, "right on rank 0": f"{first:.1%}",
+                       "right on rank 1": f"{second:.1%}"}
+                      for name, (first, second) in shares.items()])  # fmt: skip
 
 
 table_of(torchs_own)
@@ -550,7 +601,10 @@ table_of(torchs_own)
 
 # %% exercise="9.5"
 def checkpoint(function, *args, tracker):
-    """Return function(*args), but store only its inputs. The backward pass runs it again, with the same dropout."""
+    """Return function(*args), but store only its inputs.
+
+    The backward pass runs it again, with the same dropout.
+    """
     ### BEGIN SOLUTION
     before_first_run = tracker.state_dict()
 
@@ -563,7 +617,10 @@ def checkpoint(function, *args, tracker):
         finally:
             tracker.load_state_dict(now)
 
-    return torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))
+    def contexts():
+        return nullcontext(), replay()
+
+    return torch_checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
     ### END SOLUTION
 
 
@@ -601,18 +658,21 @@ predict("9.e", backward=4)
 def one_pass(checkpointed):
     tracker = make_tracker(1)
     block = MixedPrecisionBlock(HIDDEN, HEADS, RATE, tracker, device=device())
-    x = torch.randn(BATCH, CONTEXT, HIDDEN, device=device(), requires_grad=True)  # [b, s, h]
+    shape = (BATCH, CONTEXT, HIDDEN)  # [b, s, h]
+    x = torch.randn(shape, device=device(), requires_grad=True)
     with saved_for_backward(block) as kept, record() as forward:
         out = checkpoint(block, x, tracker=tracker) if checkpointed else block(x)
     with record() as backward:
         out.sum().backward()
-    calls = [sum(total.calls for total in section.totals().values()) for section in (forward, backward)]
-    return {"KiB kept for the backward pass": kept.bytes // 1024, "all-reduces forward": calls[0], "backward": calls[1]}
+    return {
+        "KiB kept for the backward pass": kept.bytes // 1024,
+        "all-reduces forward": sum(total.calls for total in forward.totals().values()),
+        "backward": sum(total.calls for total in backward.totals().values()),
+    }
 
 
-viz.table(
-    [{"p": p, "checkpointed": on} | launch(one_pass, p, args=(on,))[0] for p in (1, 2, 4) for on in (False, True)]
-)
+viz.table([{"p": p, "checkpointed": on} | launch(one_pass, p, args=(on,))[0]
+           for p in (1, 2, 4) for on in (False, True)])  # fmt: skip
 
 # %% [markdown]
 # A checkpointed block stores only its input `x`, which has the same size on any number of ranks. The price is that both g's run a second time, so the backward pass contains two more all-reduces.

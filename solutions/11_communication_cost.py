@@ -42,7 +42,7 @@ from tplab.trace import trace_rank
 def trace_layer(layer, bandwidth):
     torch.set_num_threads(1)  # one core per rank
     x = torch.randn(2048, 1024, requires_grad=True)  # [b·s, h]
-    weight = torch.randn(256, 1024, requires_grad=True)  # [m/p, h]: this rank's half of 512 columns
+    weight = torch.randn(256, 1024, requires_grad=True)  # [m/p, h]: half of 512 columns
     dy = torch.randn(2048, 256)  # [b·s, m/p]
     traces = []
     for _ in range(5):
@@ -53,8 +53,10 @@ def trace_layer(layer, bandwidth):
     return traces
 
 
-def run_layer(layer, bandwidth=0.4e9):  # the fastest of five runs, because other programs disturbed it least
-    runs = zip(*launch(trace_layer, 2, args=(layer, bandwidth), backend="gloo"), strict=True)
+def run_layer(layer, bandwidth=0.4e9):
+    ranks = launch(trace_layer, 2, args=(layer, bandwidth), backend="gloo")
+    runs = zip(*ranks, strict=True)
+    # the fastest of five runs, because other programs disturbed it least
     return min(runs, key=lambda traces: max(trace.duration for trace in traces))
 
 
@@ -63,7 +65,8 @@ def waiting(x, weight):
 
 
 before = run_layer(waiting)
-viz.overlap({"chapter 04": before}, title="one column-parallel layer, forward and backward, on two ranks")
+title = "one column-parallel layer, forward and backward, on two ranks"
+viz.overlap({"chapter 04": before}, title=title)
 
 # %% [markdown]
 # The first `mm` is the matmul of the forward pass. The other two belong to the backward pass. One of them computes the gradient of the weight, and the other one computes the gradient of $x$, which f has to sum over the ranks. In the red part, the rank is waiting for this sum and has nothing to do. We call this waiting time **exposed** communication. If the rank computed something else in the meantime, the communication would be **hidden**.
@@ -113,7 +116,8 @@ def on_the_clock(message):
     return viz.clock(mlp_backward(backward_order(), message=message), kept="dY")
 
 
-viz.play(on_the_clock, message=(2, 4, 8, 16, 32), start={"message": 8, "step": 4}, seconds=2)
+start = {"message": 8, "step": 4}
+viz.play(on_the_clock, message=(2, 4, 8, 16, 32), start=start, seconds=2)
 
 # %% [markdown]
 # You've just hidden a message that takes *longer* than any of the matmuls. The trick was to find work that nothing else is waiting for, and to do this work while the message is on its way. This trick takes memory, because the rank has to keep $dY$ until it has computed `dB`.
@@ -134,7 +138,10 @@ viz.play(on_the_clock, message=(2, 4, 8, 16, 32), start={"message": 8, "step": 4
 
 # %% exercise="11.2"
 class LinearAsync(torch.autograd.Function):
-    """x [.., h], the same on every rank, and weight [m/p, h] -> y [.., m/p]. Backward computes dw while dx is being summed."""
+    """x [.., h], the same on every rank, and weight [m/p, h] -> y [.., m/p].
+
+    Backward computes dw while dx is being summed.
+    """
 
     @staticmethod
     def forward(ctx, x, weight, group):
@@ -172,17 +179,21 @@ def yours(x, weight):
 
 
 after = run_layer(yours)
-viz.overlap({"chapter 04": before, "yours": after}, title="the same layer, before and after")
+layers = {"chapter 04": before, "yours": after}
+viz.overlap(layers, title="the same layer, before and after")
 
 
 # %%
 def milliseconds(link, layer, traces):
-    return {"link": link, "layer": layer, "total [ms]": f"{1e3 * max(trace.duration for trace in traces):.0f}",
-            "waits [ms]": f"{1e3 * max(trace.exposed for trace in traces):.0f}"}  # fmt: skip
+    total = 1e3 * max(trace.duration for trace in traces)
+    waits = 1e3 * max(trace.exposed for trace in traces)
+    return {"link": link, "layer": layer,
+            "total [ms]": f"{total:.0f}", "waits [ms]": f"{waits:.0f}"}  # fmt: skip
 
 
 viz.table([
-    milliseconds("400 MB/s", "chapter 04", before), milliseconds("400 MB/s", "yours", after),
+    milliseconds("400 MB/s", "chapter 04", before),
+    milliseconds("400 MB/s", "yours", after),
     milliseconds("this machine's", "chapter 04", run_layer(waiting, math.inf)),
     milliseconds("this machine's", "yours", run_layer(yours, math.inf)),
 ])  # fmt: skip
@@ -199,15 +210,19 @@ viz.table([
 
 # %%
 def messages_of_a_step(layers=3, b=2, s=16, h=32):
-    config = GPTConfig(num_layers=layers, hidden_size=h, num_heads=4, vocab_size=256, seq_length=s, dropout=0.0)
-    model, ids = ParallelGPT(config, device=device()), torch.zeros(b, s, dtype=torch.long, device=device())
+    config = GPTConfig(num_layers=layers, hidden_size=h, num_heads=4, vocab_size=256,
+                       seq_length=s, dropout=0.0)  # fmt: skip
+    model = ParallelGPT(config, device=device())
+    ids = torch.zeros(b, s, dtype=torch.long, device=device())
     with record() as section:
         model(ids, targets=ids).backward()
     sizes = [collective.bytes // 4 for collective in section]
-    return [{"elements": f"{size / (b * s):.3g}·b·s", "messages": sizes.count(size)} for size in sorted({*sizes})]
+    return [{"elements": f"{size / (b * s):.3g}·b·s", "messages": sizes.count(size)}
+            for size in sorted({*sizes})]  # fmt: skip
 
 
-viz.table(launch(messages_of_a_step, 2)[0], title="all-reduces in a step of a GPT with three layers and h = 32")
+rows = launch(messages_of_a_step, 2)[0]
+viz.table(rows, title="all-reduces in a step of a GPT with three layers and h = 32")
 
 # %% [markdown]
 # Each attention block and each MLP sends one message of $b \cdot s \cdot h$ elements in the forward pass and one in the backward pass. That makes four messages per layer. The embedding and the output layer add one message each. All the other messages belong to the loss, which sends only a few elements per token.
@@ -215,9 +230,11 @@ viz.table(launch(messages_of_a_step, 2)[0], title="all-reduces in a step of a GP
 # How long does such a message take? In chapter 01, you found that a ring all-reduce of $N$ bytes takes $2(p-1)$ steps and that each step takes $\alpha + \beta N / p$. Here, $\alpha$ is the latency of the link, and $1/\beta$ is its bandwidth. The table below lists both values for a few links, per GPU and direction:
 
 # %%
-viz.table([{"link": name, "alpha [µs]": f"{1e6 * link.alpha:.1f}", "GB/s": f"{link.bandwidth / 1e9:.0f}"}
+viz.table([{"link": name, "alpha [µs]": f"{1e6 * link.alpha:.1f}",
+            "GB/s": f"{link.bandwidth / 1e9:.0f}"}
            for name, link in links.PUBLISHED.items()],
-          title="NVLink and PCIe connect the GPUs of a machine; InfiniBand connects machines")  # fmt: skip
+          title="NVLink and PCIe connect the GPUs of a machine; "
+                "InfiniBand connects machines")  # fmt: skip
 
 # %% [markdown]
 # **Predict.** In GPT-3, a message contains $2048 \cdot 12288$ elements for each sequence. With 2 bytes per element, that's 50,331,648 bytes. Suppose that 8 ranks all-reduce this message over NVLink 3. How many steps does the ring need, one after the other, and how many microseconds do all these steps take in total?
@@ -237,15 +254,21 @@ predict("11.b", steps=14, microseconds=341.2)
 
 # %% exercise="11.3"
 def layer_seconds(
-    b: int, s: int, h: int, p: int, rate: float, link: Link, *, recompute: bool = False, bytes_per_number: int = 2
-) -> tuple[float, float]:
-    """Return how many seconds one of p ranks computes and communicates in a layer, forward and backward."""
+    b: int, s: int, h: int, p: int, rate: float, link: Link, *,
+    recompute: bool = False, bytes_per_number: int = 2,
+) -> tuple[float, float]:  # fmt: skip
+    """Return how many seconds one of p ranks computes and communicates in a layer.
+
+    Both numbers include the forward and the backward pass.
+    """
     ### BEGIN SOLUTION
     weights = 24 * b * s * h**2  # Q, K and V: 6, output: 2, MLP: 8 + 8
     scores = 4 * b * s**2 * h  # Q Kᵀ and P V
     forwards = 2 if recompute else 1
-    compute = (forwards + 2) * (weights + scores) / (p * rate)  # two matmuls backward for each one forward
-    messages = 2 * forwards + 2  # g twice in each forward pass, f twice in the backward pass
+    # two matmuls backward for each one forward
+    compute = (forwards + 2) * (weights + scores) / (p * rate)
+    # g twice in each forward pass, f twice in the backward pass
+    messages = 2 * forwards + 2
     return compute, messages * all_reduce(link, bytes_per_number * b * s * h, p)
     ### END SOLUTION
 
@@ -264,15 +287,17 @@ check("11.3", layer_seconds)
 
 # %% tags=["explore"]
 def bars(link, h):
-    rows, notes = {}, {}
+    rows, notes, rate = {}, {}, MACHINES["H100 DGX"].rate
     for p in (1, 2, 4, 8, 16, 32):
-        compute, communicate = layer_seconds(1, 2048, h, p, MACHINES["H100 DGX"].rate, links.PUBLISHED[link])
-        rows[f"p = {p}"] = {"computes": compute, "waits": communicate}
-        notes[f"p = {p}"] = f"{compute / (compute + communicate):.0%}"
-    return viz.time_bars(rows, notes=notes, title=f"a layer with h = {h:,} on H100s and {link}, s = 2048, b = 1")
+        compute, wait = layer_seconds(1, 2048, h, p, rate, links.PUBLISHED[link])
+        rows[f"p = {p}"] = {"computes": compute, "waits": wait}
+        notes[f"p = {p}"] = f"{compute / (compute + wait):.0%}"
+    title = f"a layer with h = {h:,} on H100s and {link}, s = 2048, b = 1"
+    return viz.time_bars(rows, notes=notes, title=title)
 
 
-viz.explore(bars, link=("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR"), h=(12288, 2048, 4096, 8192, 16384))
+names = ("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR")
+viz.explore(bars, link=names, h=(12288, 2048, 4096, 8192, 16384))
 
 # %% [markdown]
 # Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If the 8 GPUs were connected only by InfiniBand, with an adapter for each GPU, they would spend more than two thirds of their time waiting. That's why tensor parallelism usually stays within a machine.
@@ -296,8 +321,10 @@ predict("11.c", double_b=1, double_h=0.5)
 
 
 # %% exercise="11.4"
-def smallest_width(p: int, rate: float, bandwidth: float, efficiency: float = 0.8) -> float:
-    """Return the smallest hidden size at which p ranks spend this share of their time computing."""
+def smallest_width(
+    p: int, rate: float, bandwidth: float, efficiency: float = 0.8
+) -> float:
+    """Return the smallest h at which p ranks compute for this share of their time."""
     ### BEGIN SOLUTION
     return 2 / 9 * (p - 1) * rate / bandwidth * efficiency / (1 - efficiency)
     ### END SOLUTION
@@ -313,12 +340,17 @@ check("11.4", smallest_width)
 
 # %%
 rows = []
-for name, link, p in (("A100 DGX", "NVLink 3", 8), ("H100 DGX", "NVLink 4", 8), ("H100 DGX", "InfiniBand NDR", 8),
-                      ("B200 DGX", "NVLink 5", 8), ("GB200 NVL72", "NVLink 5", 8), ("GB200 NVL72", "NVLink 5", 72)):  # fmt: skip
+for name, link, p in (
+    ("A100 DGX", "NVLink 3", 8), ("H100 DGX", "NVLink 4", 8),
+    ("H100 DGX", "InfiniBand NDR", 8), ("B200 DGX", "NVLink 5", 8),
+    ("GB200 NVL72", "NVLink 5", 8), ("GB200 NVL72", "NVLink 5", 72),
+):  # fmt: skip
     machine, bandwidth = MACHINES[name], links.PUBLISHED[link].bandwidth
-    estimated = any(source.startswith("estimate") for source in machine.sources.values())
-    rows.append({"machine": name, "TFLOP/s": f"{machine.rate / 1e12:,.0f}" + " (estimate)" * estimated, "link": link,
-                 "p": p, "smallest h for 80 %": f"{smallest_width(p, machine.rate, bandwidth):,.0f}"})  # fmt: skip
+    estimated = any(each.startswith("estimate") for each in machine.sources.values())
+    rate = f"{machine.rate / 1e12:,.0f}" + " (estimate)" * estimated
+    width = smallest_width(p, machine.rate, bandwidth)
+    rows.append({"machine": name, "TFLOP/s": rate, "link": link, "p": p,
+                 "smallest h for 80 %": f"{width:,.0f}"})  # fmt: skip
 viz.table(rows)
 
 # %% [markdown]
@@ -339,10 +371,9 @@ viz.table(rows)
 # %%
 from tplab.course.exercises.ch11 import published
 
-viz.against(
-    {row.name: row.predicted(MACHINES["A100 DGX"]) / row.published for row in published.published_rows()},
-    title="28 published speeds on A100s, and the model",
-)
+machine, rows = MACHINES["A100 DGX"], published.published_rows()
+ratios = {row.name: row.predicted(machine) / row.published for row in rows}
+viz.against(ratios, title="28 published speeds on A100s, and the model")
 
 # %% [markdown]
 # All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts. But if two layouts differ by less than 10 %, you should measure both of them.
@@ -393,11 +424,12 @@ def divided_too_early(seconds):
     return buffer[0].item()
 
 
-viz.table([
-    {"rank 1 comes late by": f"{1e3 * seconds:.0f} ms"}
-    | dict(zip(("rank 0 has", "rank 1 has"), launch(divided_too_early, 2, args=(seconds,), backend="gloo"), strict=True))
-    for seconds in (0.0, 0.0, 0.0, 0.5)
-], title="the mean of 2 and 6")  # fmt: skip
+rows = []
+for seconds in (0.0, 0.0, 0.0, 0.5):
+    ranks = launch(divided_too_early, 2, args=(seconds,), backend="gloo")
+    rows.append({"rank 1 comes late by": f"{1e3 * seconds:.0f} ms",
+                 "rank 0 has": ranks[0], "rank 1 has": ranks[1]})  # fmt: skip
+viz.table(rows, title="the mean of 2 and 6")
 
 # %% [markdown] task="11.5" title="Fix it: divided too early" difficulty=2 minutes=6
 # The developers of OpenNMT-py fixed this bug by waiting for each message right away. You can do better. Fix the function so that *all* buffers travel at the same time.
@@ -407,10 +439,10 @@ viz.table([
 
 # %% exercise="11.5"
 def average_buffers(buffers, group=None):
-    """Replace each of these contiguous tensors by its mean over the ranks of `group`."""
+    """Replace each of these contiguous tensors by its mean over the group's ranks."""
     p = dist.get_world_size(group)
     ### BEGIN SOLUTION
-    requests = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]
+    requests = [dist.all_reduce(each, group=group, async_op=True) for each in buffers]
     for request, buffer in zip(requests, buffers, strict=True):
         request.wait()
         buffer.div_(p)

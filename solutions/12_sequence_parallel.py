@@ -26,7 +26,11 @@ from tplab import collectives, device, launch, memory, record, viz
 from tplab.common import corpus
 from tplab.course import check, predict, symptoms
 from tplab.memory import saved_for_backward
-from tplab.sequence import gather_from_sequence_region, gather_linear_again, reduce_scatter_to_sequence_region
+from tplab.sequence import (
+    gather_from_sequence_region,
+    gather_linear_again,
+    reduce_scatter_to_sequence_region,
+)
 from tplab.sequence.examples import MLP, Attention, TensorParallelBlock
 from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 
@@ -48,7 +52,8 @@ predict("12.a", all_reduce=6144, gather_and_scatter=6144)
 # %%
 def between_two_matmuls(take_a_break):
     torch.manual_seed(dist.get_rank())
-    term = torch.randn(16, 2, 32).to(device())  # [s, b, h], so that a rank's tokens are contiguous
+    # [s, b, h], so that a rank's tokens are contiguous
+    term = torch.randn(16, 2, 32).to(device())
     with record() as section:
         y = collectives.ring_reduce_scatter(term)  # [s/p, b, h]
         if not take_a_break:
@@ -56,11 +61,14 @@ def between_two_matmuls(take_a_break):
         out = F.layer_norm(y + 0.5, (32,))  # add a bias, and normalize
         if take_a_break:
             out = collectives.ring_all_gather(out)  # [s, b, h]
-    sent = section.totals()["send"].bytes
-    return {"out": out, "tokens that a rank normalizes": y.shape[0] * y.shape[1], "bytes that it sends": sent}
+    return {"out": out, "tokens that a rank normalizes": y.shape[0] * y.shape[1],
+            "bytes that it sends": section.totals()["send"].bytes}  # fmt: skip
 
 
-runs = {answer: launch(between_two_matmuls, 4, args=(answer == "yes",))[0] for answer in ("no", "yes")}
+runs = {
+    "no": launch(between_two_matmuls, 4, args=(False,))[0],
+    "yes": launch(between_two_matmuls, 4, args=(True,))[0],
+}
 print("the same output:", torch.equal(*(run.pop("out") for run in runs.values())))
 viz.table([{"a break": answer} | run for answer, run in runs.items()])
 
@@ -102,7 +110,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 
 # %% exercise="12.1"
 class SequenceParallelBlock(TensorParallelBlock):
-    """A block in which each rank has only its own tokens outside of `inner`: x [b, s/p, h] -> [b, s/p, h]."""
+    """A block in which each rank has only its own tokens outside of `inner`."""
 
     def forward(self, x, rng=None):
         """x [b, s/p, h], this rank's tokens -> [b, s/p, h], this rank's tokens."""
@@ -150,30 +158,38 @@ class GatherFromSequence(Function):
 
     @staticmethod
     def forward(ctx, x):
-        """x [b, s/p, ..] -> [b, s, ..]: the tokens of all ranks, in the order of the ranks."""
+        """x [b, s/p, ..] -> [b, s, ..]: the tokens of all ranks, in rank order."""
         ### BEGIN SOLUTION
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]  # p times [b, s/p, ..]
+        # p times [b, s/p, ..]
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, x)
         return torch.cat(parts, dim=1)  # [b, s, ..]
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [b, s, ..] -> dx [b, s/p, ..]. Each rank has used y to compute its own heads or columns."""
+        """grad_output [b, s, ..] -> dx [b, s/p, ..].
+
+        Each rank has used y to compute its own heads or columns.
+        """
         ### BEGIN SOLUTION
         return ReduceScatterToSequence.apply(grad_output)
         ### END SOLUTION
 
 
 class ReduceScatterToSequence(Function):
-    """x [b, s, ..], this rank's term -> y [b, s/p, ..], this rank's tokens of the sum over all ranks."""
+    """x [b, s, ..], this rank's term -> y [b, s/p, ..], this rank's tokens.
+
+    y contains the sum of all ranks' terms.
+    """
 
     @staticmethod
     def forward(ctx, x):
         """x [b, s, ..] -> [b, s/p, ..]: this rank's tokens of the sum."""
         ### BEGIN SOLUTION
-        parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), dim=1)]  # p times [b, s/p, ..]
+        # p times [b, s/p, ..]
+        parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), dim=1)]
         total = torch.empty_like(parts[0])
         dist.reduce_scatter(total, parts)
         return total  # [b, s/p, ..]
@@ -181,7 +197,7 @@ class ReduceScatterToSequence(Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [b, s/p, ..], the gradient of this rank's tokens -> dx [b, s, ..]."""
+        """grad_output [b, s/p, ..], for this rank's tokens -> dx [b, s, ..]."""
         ### BEGIN SOLUTION
         return GatherFromSequence.apply(grad_output)
         ### END SOLUTION
@@ -239,23 +255,27 @@ predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 
 # %% exercise="12.3"
 def partial_gradients():
-    """Return a set of the names, out of these nine, whose gradient on each rank is only one term of a sum.
+    """Return a set of the names whose gradient on each rank is only one term of a sum.
 
-    positions, norm.weight, norm.bias, attention.qkv.weight, attention.qkv.bias, attention.q_norm.weight,
+    Choose from these nine names: positions, norm.weight, norm.bias,
+    attention.qkv.weight, attention.qkv.bias, attention.q_norm.weight,
     attention.k_norm.weight, attention.out.weight, bias
     """
     ### BEGIN SOLUTION
-    return {"norm.weight", "norm.bias", "attention.q_norm.weight", "attention.k_norm.weight", "bias"}
+    qk_norms = {"attention.q_norm.weight", "attention.k_norm.weight"}
+    return {"norm.weight", "norm.bias", "bias"} | qk_norms
     ### END SOLUTION
 
 
 def allreduce_sequence_gradients(module, group=None):
-    """Replace the gradient of each parameter that's marked `sequence_parallel` with its sum over the ranks of `group`.
+    """Sum the gradient of each parameter that's marked `sequence_parallel`.
 
-    Use one all-reduce, write the sums into param.grad, and return nothing.
+    Replace each of these gradients with its sum over the ranks of `group`. Use one
+    all-reduce, write the sums into param.grad, and return nothing.
     """
     ### BEGIN SOLUTION
-    marked = [param for param in module.parameters() if getattr(param, "sequence_parallel", False)]
+    params = module.parameters()
+    marked = [param for param in params if getattr(param, "sequence_parallel", False)]
     gradients = [param.grad for param in marked if param.grad is not None]
     total = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(total, group=group)
@@ -293,17 +313,23 @@ text = corpus.python_sources(6000)[3000:]
 
 
 class ByteGPT(nn.Module):
-    """A GPT on bytes: this rank's tokens [b, s/p] and their positions [s/p] -> logits [b, s/p, 256]."""
+    """A GPT on bytes.
+
+    This rank's tokens [b, s/p] and their positions [s/p] -> logits [b, s/p, 256]
+    """
 
     def __init__(self, block_class):
         super().__init__()
         place = {"device": device(), "dtype": torch.float64}
-        self.embedding, self.positions = nn.Embedding(256, HIDDEN, **place), nn.Embedding(CONTEXT, HIDDEN, **place)
+        self.embedding = nn.Embedding(256, HIDDEN, **place)
+        self.positions = nn.Embedding(CONTEXT, HIDDEN, **place)
         self.blocks = nn.ModuleList()
         for _ in range(2):
-            for inner in (Attention(HIDDEN, 4, qk_norm=True, **place), MLP(HIDDEN, **place)):
+            attention = Attention(HIDDEN, 4, qk_norm=True, **place)
+            for inner in (attention, MLP(HIDDEN, **place)):
                 self.blocks.append(block_class(HIDDEN, inner, **place))
-        self.norm, self.head = nn.LayerNorm(HIDDEN, **place), nn.Linear(HIDDEN, 256, **place)
+        self.norm = nn.LayerNorm(HIDDEN, **place)
+        self.head = nn.Linear(HIDDEN, 256, **place)
 
     def forward(self, ids, positions):
         x = self.embedding(ids) + self.positions(positions)  # [b, s/p, h]
@@ -319,11 +345,14 @@ def train(block_class, add_up, start):
     load_full_state_dict(model, start)
     for param in model.parameters():
         param.sequence_parallel = not hasattr(param, "tensor_parallel")
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0)
+    positions = shard(torch.arange(CONTEXT, device=device()), 0, rank, p)  # [s/p]
+    losses = []
     for batch in corpus.byte_batches(text, CONTEXT, BATCH, STEPS, seed=1):
-        ids, targets = (shard(each.to(device()), 1, rank, p) for each in batch)  # [b, s/p]
-        logits = model(ids, shard(torch.arange(CONTEXT, device=device()), 0, rank, p))
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / (BATCH * CONTEXT)
+        ids, targets = (shard(x.to(device()), 1, rank, p) for x in batch)  # [b, s/p]
+        logits = model(ids, positions)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        loss = loss / (BATCH * CONTEXT)
         optimizer.zero_grad()
         loss.backward()
         add_up(model)
@@ -331,7 +360,8 @@ def train(block_class, add_up, start):
         total = loss.detach().clone()
         dist.all_reduce(total)  # each rank has the loss of its own tokens
         losses.append(total.item())
-    copies = torch.cat([param.detach().flatten() for param in model.parameters() if param.sequence_parallel])
+    replicated = [param for param in model.parameters() if param.sequence_parallel]
+    copies = torch.cat([param.detach().flatten() for param in replicated])
     lowest, highest = copies.clone(), copies
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
@@ -345,12 +375,17 @@ def first_weights():
 
 start = launch(first_weights, 1)[0]
 plain = launch(train, 1, args=(TensorParallelBlock, lambda model: None, start))[0]
-mine = launch(train, 2, args=(SequenceParallelBlock, allreduce_sequence_gradients, start))[0]
-viz.curves({"single process": plain["losses"], "your blocks, p = 2": mine["losses"]}, title=f"{STEPS} steps on bytes")
+args = (SequenceParallelBlock, allreduce_sequence_gradients, start)
+mine = launch(train, 2, args=args)[0]
+losses = {"single process": plain["losses"], "your blocks, p = 2": mine["losses"]}
+viz.curves(losses, title=f"{STEPS} steps on bytes")
 
 # %%
 apart = max(abs(a - b) for a, b in zip(plain["losses"], mine["losses"], strict=True))
-print(f"largest difference between the two losses: {apart:.0e}; ranks apart by {mine['drift']:.0e}")
+print(
+    f"largest difference between the two losses: {apart:.0e}; "
+    f"ranks apart by {mine['drift']:.0e}"
+)
 
 # %% [markdown]
 # ## The bill
@@ -364,27 +399,33 @@ predict("12.c", tensor_parallel=23, and_sequence=14.25, and_selective=4.25)
 
 # %% tags=["explore"]
 GPT3 = memory.PRESETS["GPT-3 175B"]
+PARTS = ("attention scores", "inside attention and MLP", "between the matmuls")
 BETWEEN = ("norm", "dropout mask", "input of Q, K and V", "input of the MLP")
+RECOMPUTED = {"nothing recomputed": "nothing", "scores recomputed": "attention"}
 
 
 def part(name):
     if name == "attention scores":
         return name
-    return "between the matmuls" if any(word in name for word in BETWEEN) else "inside attention and MLP"
+    between = any(word in name for word in BETWEEN)
+    return "between the matmuls" if between else "inside attention and MLP"
 
 
 def show_layer(p, sequence_parallel):
-    bars = {}
-    for title, recompute in (("nothing recomputed", "nothing"), ("scores recomputed", "attention")):
-        bars[title] = dict.fromkeys(("attention scores", "inside attention and MLP", "between the matmuls"), 0)
-        kept = memory.layer_activations(GPT3, tp=p, sequence_parallel=sequence_parallel, recompute=recompute)
+    bars, options = {}, {"tp": p, "sequence_parallel": sequence_parallel}
+    for label, recompute in RECOMPUTED.items():
+        bars[label] = dict.fromkeys(PARTS, 0)
+        kept = memory.layer_activations(GPT3, recompute=recompute, **options)
         for name, size in kept.items():
-            bars[title][part(name)] += size
+            bars[label][part(name)] += size
     scale = sum(memory.layer_activations(GPT3).values())
-    return viz.saved_activations(bars, scale=scale, title=f"a layer of GPT-3 on each of p = {p} ranks: bytes saved")
+    title = f"a layer of GPT-3 on each of p = {p} ranks: bytes saved"
+    return viz.saved_activations(bars, scale=scale, title=title)
 
 
-viz.explore(show_layer, p=(1, 2, 4, 8, 16), sequence_parallel=(False, True), start={"p": 8})
+viz.explore(
+    show_layer, p=(1, 2, 4, 8, 16), sequence_parallel=(False, True), start={"p": 8}
+)
 
 # %% [markdown]
 # That's the theory. Now let's measure how much memory a layer made of *your* blocks really saves.
@@ -392,37 +433,52 @@ viz.explore(show_layer, p=(1, 2, 4, 8, 16), sequence_parallel=(False, True), sta
 
 # %%
 class GatherAgain(SequenceParallelBlock):
-    """The same block, but it saves only this rank's tokens for the backward pass and gathers the others again."""
+    """The same block, but its backward pass gathers the other ranks' tokens again.
+
+    It saves only this rank's tokens.
+    """
 
     def forward(self, x, rng=None):
-        y = self.inner(self.norm(x), rng, multiply=partial(gather_linear_again, group=self.group))
-        y = reduce_scatter_to_sequence_region(y, self.group)  # [b, s/p, h]
-        return x + dropout(y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng)
+        gather_again = partial(gather_linear_again, group=self.group)
+        y = self.inner(self.norm(x), rng, multiply=gather_again)  # [b, s, h], a term
+        y = reduce_scatter_to_sequence_region(y, self.group) + self.bias  # [b, s/p, h]
+        return x + dropout(y, self.hidden_dropout, self.training, sharded=True, rng=rng)
+
+
+def byte_masks(x, rate, training=True):  # dropout with masks of 1 byte, as on GPUs
+    return torch.native_dropout(x, rate, training)[0]
 
 
 def saved_and_sent(block_class, b=2, s=64, h=64):
-    F.dropout = lambda x, rate, training=True: torch.native_dropout(x, rate, training)[0]  # masks of 1 byte, as on GPUs
+    F.dropout = byte_masks
     tokens = s if block_class is TensorParallelBlock else s // dist.get_world_size()
     options = {"device": device(), "dtype": torch.bfloat16}
     inner = Attention(h, 4, rate=0.1, **options), MLP(h, **options)
-    layer = nn.ModuleList([block_class(h, each, hidden_dropout=0.1, **options) for each in inner])
+    blocks = [block_class(h, each, hidden_dropout=0.1, **options) for each in inner]
+    layer = nn.ModuleList(blocks)
     x = torch.randn(b, tokens, h, requires_grad=True, **options)
     rng = seed_all(1)
     with record() as section:
         with saved_for_backward(layer) as kept:
             y = layer[1](layer[0](x, rng), rng)
         y.sum().backward()
-    saved = sum(size for shape, _, size in kept.pieces if shape[-1] > 1)  # without the norms' mean and variance
+    # without the norms' mean and variance
+    saved = sum(size for shape, _, size in kept.pieces if shape[-1] > 1)
     kinds = [call.kind for call in section]
-    halves = sum(2 if kind == "all_reduce" else 1 for kind in kinds)  # each sends (p - 1)/p of the tensor in a ring
-    return {"bytes saved per element": saved / (b * s * h)} | {
-        name: kinds.count(name) for name in ("all_reduce", "all_gather", "reduce_scatter")
-    } | {"halves of an all-reduce": halves}  # fmt: skip
+    # each sends (p - 1)/p of the tensor in a ring
+    halves = sum(2 if kind == "all_reduce" else 1 for kind in kinds)
+    return {"bytes saved per element": saved / (b * s * h),
+            "all_reduce": kinds.count("all_reduce"),
+            "all_gather": kinds.count("all_gather"),
+            "reduce_scatter": kinds.count("reduce_scatter"),
+            "halves of an all-reduce": halves}  # fmt: skip
 
 
-viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] for name, block_class in
-           (("tensor parallel", TensorParallelBlock), ("yours", SequenceParallelBlock), ("gathered again", GatherAgain))],
-          title="a layer with b = 2, s = h = 64 and 4 heads on 4 ranks, forward and backward")  # fmt: skip
+blocks = {"tensor parallel": TensorParallelBlock, "yours": SequenceParallelBlock,
+          "gathered again": GatherAgain}  # fmt: skip
+title = "a layer with b = 2, s = h = 64 and 4 heads on 4 ranks, forward and backward"
+viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block,))[0]
+           for name, block in blocks.items()], title=title)  # fmt: skip
 
 # %% [markdown]
 # In this layer, $5as/h = 20$, so you'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. They send exactly as many bytes as the tensor-parallel blocks, but they save 16.5 bytes per element. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
@@ -453,7 +509,10 @@ predict("12.d", own_weight=True, messages=2)
 
 # %% exercise="12.4"
 class RowParallelMatmul(Function):
-    """x [b, s, i/p], this rank's columns, and weight [o, i/p] -> this rank's tokens of the sum [b, s/p, o]."""
+    """x [b, s, i/p] and weight [o, i/p] -> this rank's tokens of the sum [b, s/p, o].
+
+    x contains this rank's columns.
+    """
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -462,7 +521,7 @@ class RowParallelMatmul(Function):
 
     @staticmethod
     def backward(ctx, dy):
-        """dy [b, s/p, o], the gradient of this rank's tokens -> dx [b, s, i/p] and dweight [o, i/p]."""
+        """dy [b, s/p, o], for this rank's tokens -> dx [b, s, i/p], dweight [o, i/p]"""
         x, weight = ctx.saved_tensors
         ### BEGIN SOLUTION
         dy = gather_from_sequence_region(dy)  # [b, s, o]
@@ -496,10 +555,12 @@ check("12.4", RowParallelMatmul)
 predict("12.e", first_loss_right=True, error=False, learns=True)
 
 # %%
-forgotten = launch(train, 2, args=(SequenceParallelBlock, lambda model: None, start))
-viz.table([{"gradients": name, "first loss": f"{run['losses'][0]:.6f}", "last loss": f"{run['losses'][-1]:.6f}",
+forgotten = launch(train, 2, args=(SequenceParallelBlock, lambda model: None, start))[0]
+runs = {"single process": plain, "added up": mine, "not added up": forgotten}
+viz.table([{"gradients": name, "first loss": f"{run['losses'][0]:.6f}",
+            "last loss": f"{run['losses'][-1]:.6f}",
             "ranks apart by": f"{run['drift']:.0e}"}
-           for name, run in (("single process", plain), ("added up", mine), ("not added up", forgotten[0]))])  # fmt: skip
+           for name, run in runs.items()])  # fmt: skip
 
 # %% [markdown]
 # If you only saw the losses in the last row, you'd be perfectly happy with this run. But the ranks' copies of the same parameter now differ by up to 0.2. Rank 0's token embedding has learned from the first half of each text, and rank 1's token embedding has learned from the second half. A checkpoint can contain only one of the two. Your detector from exercise 5.3 would have noticed this after the very first step.
@@ -527,22 +588,25 @@ symptoms(12)
 
 # %%
 def with_dtensor(say_it):
-    from torch.distributed.tensor import Partial, Replicate, distribute_tensor, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, distribute_tensor
 
-    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    bias = distribute_tensor(torch.zeros(1, device=device()), mesh, [Replicate()]).requires_grad_()
+    rank, p = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device().type, (p,))
+    zero = torch.zeros(1, device=device())
+    bias = distribute_tensor(zero, mesh, [Replicate()]).requires_grad_()
     local = bias.to_local(grad_placements=[Partial()]) if say_it else bias.to_local()
-    upstream = shard(torch.tensor([1.0, 2.0, 3.0, 4.0], device=device()), 0, dist.get_rank(), dist.get_world_size())
-    ((local + torch.zeros_like(upstream)) * upstream).sum().backward()  # the four tokens of prediction 12.b
+    # the four tokens of prediction 12.b
+    upstream = torch.tensor([1.0, 2.0, 3.0, 4.0], device=device())
+    upstream = shard(upstream, 0, rank, p)
+    ((local + torch.zeros_like(upstream)) * upstream).sum().backward()
     return bias.grad.full_tensor().item()
 
 
 for say_it in (False, True):
-    print(
-        "with" if say_it else "without",
-        "grad_placements, the bias has the gradients",
-        launch(with_dtensor, 2, args=(say_it,)),
-    )
+    gradients = launch(with_dtensor, 2, args=(say_it,))
+    word = "with" if say_it else "without"
+    print(word, "grad_placements, the bias has the gradients", gradients)
 
 # %% [markdown]
 # ## Your library so far

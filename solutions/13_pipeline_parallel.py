@@ -77,11 +77,13 @@ def gpipe(p, m):
 def play(lists):
     """Draw when each rank works on which action of its list."""
     spans = schedule_order.simulate(as_schedule(lists))
-    return viz.schedule(spans, title=f"{max(span.end for row in spans for span in row):g} units of time")
+    end = max(span.end for row in spans for span in row)
+    return viz.schedule(spans, title=f"{end:g} units of time")
 
 
 def as_schedule(lists):
-    return Schedule("", tuple(map(tuple, lists)), micro_batches=1 + max(action.micro_batch for action in lists[0]))
+    m = 1 + max(action.micro_batch for action in lists[0])
+    return Schedule("", tuple(map(tuple, lists)), micro_batches=m)
 
 
 # %%
@@ -111,7 +113,10 @@ predict("13.b", time=33, idle_of_a_rank=9, bubble=0.375)
 
 # %% exercise="13.1"
 def schedule(p, m):
-    """Return a list of p lists, one per rank, of Action("F", k) and Action("B", k) for k = 0 to m - 1."""
+    """Return a list of p lists, one per rank, of Action("F", k) and Action("B", k).
+
+    k runs from 0 to m - 1.
+    """
     ### BEGIN SOLUTION
     lists = []
     for rank in range(p):
@@ -161,11 +166,13 @@ predict("13.c", gpipe=3 / 4, yours=3 / 64)
 # %%
 def costs(make_lists, p, m):
     plan = as_schedule(make_lists(p, m))
-    return {"schedule": make_lists.__name__, "m": m, "bubble": f"{schedule_order.bubble(schedule_order.simulate(plan)):.3f}",
-            "most on the shelves": ", ".join(map(str, schedules.peak_live(plan)))}  # fmt: skip
+    bubble = schedule_order.bubble(schedule_order.simulate(plan))
+    most = ", ".join(map(str, schedules.peak_live(plan)))
+    return {"schedule": make_lists.__name__, "m": m, "bubble": f"{bubble:.3f}",
+            "most on the shelves": most}  # fmt: skip
 
 
-viz.table([costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe, schedule)])
+viz.table([costs(make, 4, m) for m in (4, 8, 64) for make in (gpipe, schedule)])
 
 # %% [markdown]
 # The explanations have a point. With the same number of micro-batches, both schedules have the same bubble. But in your schedule, the number of micro-batches on a shelf doesn't grow with $m$. So you can afford a larger $m$, which makes the bubble smaller.
@@ -186,9 +193,10 @@ viz.table([costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe,
 
 # %% exercise="13.2"
 def forward_stage(stage, message):
-    """message [b, ..] -> (message for the next stage, whatever backward_stage needs)."""
+    """message [b, ..] -> (message for the next stage, whatever backward_stage needs)"""
     ### BEGIN SOLUTION
-    x = message.detach()  # [b, ..], a leaf: autograd can't know where a message came from
+    # [b, ..], a leaf: autograd can't know where a message came from
+    x = message.detach()
     if x.is_floating_point():
         x.requires_grad_()
     y = stage(x)
@@ -197,7 +205,11 @@ def forward_stage(stage, message):
 
 
 def backward_stage(kept, gradient):
-    """Whatever forward_stage kept, and the gradient of its message -> the gradient of the stage's input, or None."""
+    """Return the gradient of the stage's input, or None.
+
+    kept        whatever forward_stage kept
+    gradient    the gradient of its message
+    """
     ### BEGIN SOLUTION
     x, y = kept
     y.backward(gradient)
@@ -232,11 +244,15 @@ check("13.2", forward_stage, backward_stage)
 
 # %% exercise="13.3"
 def run_stage(stage, actions, channels, template, loss, inputs=None, targets=None):
-    """Run one rank's actions in order, and add the gradients of the batch's mean loss to `.grad` of the parameters.
+    """Run one rank's actions in order, and add gradients to the parameters' `.grad`.
+
+    These are the gradients of the batch's mean loss.
 
     stage       this rank's module, [b, h] -> [b, h]
-    actions     this rank's list, of Action("F", k) and Action("B", k), with action.kind and action.micro_batch
-    template    a tensor with the shape and dtype of a message, [b, h]; torch.empty_like(template) makes room for one
+    actions     this rank's list, of Action("F", k) and Action("B", k), with
+                action.kind and action.micro_batch
+    template    a tensor with the shape and dtype of a message, [b, h];
+                torch.empty_like(template) makes room for one
     loss        (output of the last stage, target) -> the mean loss of the micro-batch
     inputs      on the first rank, the m micro-batches; None elsewhere
     targets     on the last rank, the m targets; None elsewhere
@@ -261,7 +277,9 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
                 y, shelf[k] = forward_stage(stage, message)
                 sent.append(channels.send(y, rank + 1))
             else:
-                value, shelf[k] = forward_stage(lambda x, target=targets[k]: loss(stage(x), target), message)
+                value, shelf[k] = forward_stage(
+                    lambda x, target=targets[k]: loss(stage(x), target), message
+                )
                 losses.append(value)
         else:
             gradient = receive(rank + 1) if rank < last else losses[0].new_tensor(1 / m)
@@ -318,28 +336,34 @@ def train(make_lists, m=M, steps=STEPS, batch=BATCH, channels_class=Channels):
     channels = channels_class()
     rank, p = channels.rank, channels.world_size
     stage, actions = new_stage(rank, p), make_lists(p, m)[rank]
-    template = torch.empty(batch // m, 128, dtype=torch.float64, device=device())  # [b, h]
+    shape = (batch // m, 128)  # [b, h]
+    template = torch.empty(shape, dtype=torch.float64, device=device())
+    args = (stage, actions, channels, template, F.cross_entropy)
     optimizer, losses = sgd(stage), []
     with MemoryMeter() as meter:
         for ids, targets in corpus.byte_batches(text, 8, batch, steps, seed=1):
             ids = ids.to(device()).chunk(m) if rank == 0 else None
             targets = targets[:, -1].to(device()).chunk(m) if rank == p - 1 else None
             optimizer.zero_grad()
-            losses.append(run_stage(stage, actions, channels, template, F.cross_entropy, ids, targets))
+            losses.append(run_stage(*args, ids, targets))
             optimizer.step()
+    losses = [float(loss) for loss in losses if loss is not None]
     weights = {name: value.cpu() for name, value in stage.state_dict().items()}
-    return {"losses": [float(loss) for loss in losses if loss is not None], "weights": weights, "peak": meter.peak}
+    return {"losses": losses, "weights": weights, "peak": meter.peak}
 
 
 runs = {p: launch(train, p, args=(schedule,)) for p in (2, 4)}
-viz.curves({"plain PyTorch": plain_losses} | {f"yours, {p} stages": run[-1]["losses"] for p, run in runs.items()},
-           title=f"{STEPS} steps on real text")  # fmt: skip
+curves = {f"yours, {p} stages": run[-1]["losses"] for p, run in runs.items()}
+curves = {"plain PyTorch": plain_losses} | curves
+viz.curves(curves, title=f"{STEPS} steps on real text")
 
 # %%
 off = [(value - plain.state_dict()[name]).abs().max().item()
-       for run in runs.values() for rank in run for name, value in rank["weights"].items()]  # fmt: skip
+       for run in runs.values() for rank in run
+       for name, value in rank["weights"].items()]  # fmt: skip
 print(
-    f"After {STEPS} steps, the weights on 2 and 4 ranks differ from those of plain PyTorch by at most {max(off):.0e}."
+    f"After {STEPS} steps, the weights on 2 and 4 ranks differ from those of "
+    f"plain PyTorch by at most {max(off):.0e}."
 )
 
 # %% [markdown]
@@ -353,10 +377,12 @@ def at_work(make_lists, m):
     return timed(run_stage, make_lists(dist.get_world_size(), m))
 
 
-viz.schedule(in_units(launch(at_work, 4, args=(schedule, 8))), title="your schedule on four real ranks")
+spans = in_units(launch(at_work, 4, args=(schedule, 8)))
+viz.schedule(spans, title="your schedule on four real ranks")
 
 # %%
-viz.schedule(schedule_order.simulate(as_schedule(schedule(4, 8))), title="the same schedule, simulated")
+spans = schedule_order.simulate(as_schedule(schedule(4, 8)))
+viz.schedule(spans, title="the same schedule, simulated")
 
 # %% [markdown]
 # **Predict.** GPT-3 has 96 layers with $h = 12288$. One sequence of 2,048 tokens goes through the model, forward and backward, with 2 bytes per element. With tensor parallelism and four all-reduces per layer, what's the total size of the tensors that each rank all-reduces, in gigabytes? With a pipeline, how many gigabytes does a rank in the middle of the pipeline *send*? (A gigabyte is a billion bytes. Round to one decimal.)
@@ -432,7 +458,8 @@ def one_buffer():
     return received
 
 
-launch(one_buffer, 2, backend="gloo")[1]  # always on CPUs, because on GPUs, it depends on luck
+# always on CPUs, because on GPUs, it depends on luck
+launch(one_buffer, 2, backend="gloo")[1]
 
 # %% [markdown] task="13.4" title="Fix it: too tidy" difficulty=2 minutes=8
 # Your `run_stage` may keep every message in memory until the end of the step. The `Outbox` below tries to save this memory by sending all messages from a single buffer, but its `send` is broken. Fix `send`, so that every message arrives with the values it had when `send` was called. Your code may not create any additional tensors.
@@ -442,14 +469,20 @@ launch(one_buffer, 2, backend="gloo")[1]  # always on CPUs, because on GPUs, it 
 
 # %% exercise="13.4"
 class Outbox:
-    """Sends messages to one neighbor, all from a single buffer that has the shape of `template`."""
+    """Sends messages to one neighbor, all from a single buffer.
+
+    The buffer has the shape of `template`.
+    """
 
     def __init__(self, channels, receiver, template):
         self.channels, self.receiver = channels, receiver
         self.buffer, self.work = torch.empty_like(template), None
 
     def send(self, message):
-        """Start to send a message. As soon as this returns, the caller may free or overwrite `message`."""
+        """Start to send a message.
+
+        As soon as this returns, the caller may free or overwrite `message`.
+        """
         ### BEGIN SOLUTION
         self.wait()  # until then, the buffer belongs to the previous message
         self.buffer.copy_(message)
@@ -460,7 +493,10 @@ class Outbox:
         ### END SOLUTION
 
     def wait(self):
-        """Return as soon as everything has been sent, and right away if there's nothing to wait for."""
+        """Return as soon as everything has been sent.
+
+        If there's nothing to wait for, return right away.
+        """
         if self.work is not None:
             self.work.wait()
             self.work = None  # because gloo hangs if you wait for the same send twice
@@ -487,12 +523,17 @@ class TidyChannels(Channels):
 
 def memory(make_lists, m, channels_class=Channels):
     ranks = launch(train, 4, args=(make_lists, m, 1, 128 * m, channels_class))
-    return {"schedule": make_lists.__name__, "m": m, "sends from": "one buffer" if channels_class is TidyChannels else "each message"} | {
-        f"rank {rank}": f"{seen['peak'] / 1e6:.1f} MB" for rank, seen in enumerate(ranks)}  # fmt: skip
+    buffers = "one buffer" if channels_class is TidyChannels else "each message"
+    row = {"schedule": make_lists.__name__, "m": m, "sends from": buffers}
+    for rank, seen in enumerate(ranks):
+        row[f"rank {rank}"] = f"{seen['peak'] / 1e6:.1f} MB"
+    return row
 
 
-viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(schedule, 16),
-           memory(schedule, 16, TidyChannels)], title="the most memory that a rank used, with 128 examples per micro-batch")  # fmt: skip
+rows = [memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(schedule, 16)]
+rows.append(memory(schedule, 16, TidyChannels))
+title = "the most memory that a rank used, with 128 examples per micro-batch"
+viz.table(rows, title=title)
 
 # %% [markdown]
 # The table shows each rank's peak memory. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
@@ -515,7 +556,10 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
 
 # %% exercise="13.5"
 def fill_bubble(p, m):
-    """Return a list of p lists, one per rank, of Action("F", k), Action("I", k) and Action("W", k)."""
+    """Return a list of p lists, one per rank.
+
+    They consist of Action("F", k), Action("I", k) and Action("W", k).
+    """
     ### BEGIN SOLUTION
     lists = []
     for rank in range(p):
@@ -545,8 +589,13 @@ plans = {
     "ZB-H1": schedules.zero_bubble(4, 8),
 }
 halves = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # units of time
-viz.table([{"p = 4, m = 8": name, "bubble": f"{schedule_order.bubble(schedule_order.simulate(plan, halves)):.3f}",
-            "most on the shelves": ", ".join(map(str, schedules.peak_live(plan)))} for name, plan in plans.items()])  # fmt: skip
+rows = []
+for name, plan in plans.items():
+    bubble = schedule_order.bubble(schedule_order.simulate(plan, halves))
+    most = ", ".join(map(str, schedules.peak_live(plan)))
+    rows.append({"p = 4, m = 8": name, "bubble": f"{bubble:.3f}",
+                 "most on the shelves": most})  # fmt: skip
+viz.table(rows)
 
 # %%
 symptoms(13)
@@ -576,7 +625,8 @@ symptoms(13)
 # %% tags=["explore"]
 def show_interleaved(p, m, v):
     spans = schedule_order.simulate(schedules.interleaved(p, m, v))
-    return viz.schedule(spans, title=f"p = {p}, m = {m}, v = {v}: bubble {schedule_order.bubble(spans):.3f}")
+    bubble = schedule_order.bubble(spans)
+    return viz.schedule(spans, title=f"p = {p}, m = {m}, v = {v}: bubble {bubble:.3f}")
 
 
 viz.explore(show_interleaved, p=(4, 2), m=(8, 4, 16), v=(2, 1, 4))

@@ -75,11 +75,13 @@ predict("14.a", mean_over_tokens=2.5, mean_of_means=3)
 def cut_into_buckets(parameters, bucket_size):
     """Return lists of parameters, starting with the last parameter.
 
-    Each list has at most `bucket_size` elements, unless it consists of a single parameter that's larger than that.
+    Each list has at most `bucket_size` elements, unless it consists of a single
+    parameter that's larger than that.
     """
     buckets = [[]]
     for param in reversed(list(parameters)):
-        if buckets[-1] and sum(other.numel() for other in [*buckets[-1], param]) > bucket_size:
+        size = sum(other.numel() for other in [*buckets[-1], param])
+        if buckets[-1] and size > bucket_size:
             buckets.append([])
         buckets[-1].append(param)
     return buckets
@@ -97,7 +99,9 @@ def cut_into_buckets(parameters, bucket_size):
 
 # %% exercise="14.1"
 class DataParallel:
-    """Adds up the gradients of all replicas, bucket by bucket, while the backward pass is still running.
+    """Adds up the gradients of all replicas, bucket by bucket.
+
+    It does so while the backward pass is still running.
 
     model:       has the same parameters on every rank of `group`
     bucket_size: the maximum number of elements in a bucket
@@ -110,22 +114,30 @@ class DataParallel:
         self.arrived = [0] * len(self.buckets)
         self.running = []
         for number, bucket in enumerate(self.buckets):
+            hook = partial(self.gradient_is_ready, number)
             for param in bucket:
-                param.register_post_accumulate_grad_hook(partial(self.gradient_is_ready, number))
+                param.register_post_accumulate_grad_hook(hook)
         ### END SOLUTION
 
     def gradient_is_ready(self, number, param):
-        """Called by the hooks when the gradient of `param`, which belongs to bucket `number`, is ready."""
+        """Called by the hooks when the gradient of `param` is ready.
+
+        `param` belongs to bucket `number`.
+        """
         ### BEGIN SOLUTION
         bucket = self.buckets[number]
         self.arrived[number] += 1
         if self.arrived[number] == len(bucket):
             flat = torch.cat([param.grad.flatten() for param in bucket])
-            self.running.append((bucket, flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.running.append((bucket, flat, work))
         ### END SOLUTION
 
     def finish(self, tokens):
-        """Wait for every bucket after the backward pass, and turn the sums into means over the tokens of all ranks."""
+        """Wait for every bucket after the backward pass.
+
+        Turn the sums into means over the tokens of all ranks.
+        """
         ### BEGIN SOLUTION
         total = torch.tensor(float(tokens), dtype=torch.float64, device=device())
         dist.all_reduce(total, group=self.group)
@@ -158,7 +170,8 @@ IN_A_LAYER = WIDTH * WIDTH + WIDTH  # elements
 
 def traced_step(in_a_bucket, link):
     torch.set_num_threads(1)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device())
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    model = model.to(device())
     parallel = DataParallel(model, in_a_bucket * IN_A_LAYER)
     x = torch.randn(1024, WIDTH, device=device())
     with slow_link(bandwidth=0.1e9) if link else nullcontext():
@@ -174,8 +187,10 @@ def traced_step(in_a_bucket, link):
 
 # %% tags=["explore"]
 def show_buckets(layers):
-    runs = {link: list(launch(traced_step, 2, args=(layers, link), backend="gloo")) for link in (True, False)}
-    return viz.overlap({"slow link": runs[True], "without it": runs[False]})
+    def run(link):
+        return list(launch(traced_step, 2, args=(layers, link), backend="gloo"))
+
+    return viz.overlap({"slow link": run(True), "without it": run(False)})
 
 
 viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
@@ -223,24 +238,33 @@ class ZeRO1:
         self.parameters = list(parameters)
         self.group = group
         p, rank = dist.get_world_size(group), dist.get_rank(group)
-        self.length = math.ceil(sum(param.numel() for param in self.parameters) / p)  # of a shard
+        total = sum(param.numel() for param in self.parameters)
+        self.length = math.ceil(total / p)  # of a shard
         ### BEGIN SOLUTION
-        flat = self.flatten([param.detach() for param in self.parameters])  # [p · length]
-        self.shard = nn.Parameter(flat[rank * self.length : (rank + 1) * self.length].clone())  # [length]
+        # [p · length]
+        flat = self.flatten([param.detach() for param in self.parameters])
+        mine = flat[rank * self.length : (rank + 1) * self.length]  # [length]
+        self.shard = nn.Parameter(mine.clone())
         self.optimizer = optimizer_class([self.shard], **options)
         ### END SOLUTION
 
     def flatten(self, tensors):
-        """Return one vector [p · length] that contains all the tensors, one after the other, followed by zeros."""
+        """Return one vector [p · length] that contains all the tensors.
+
+        They come one after the other, followed by zeros.
+        """
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        return F.pad(flat, (0, dist.get_world_size(self.group) * self.length - len(flat)))
+        zeros = dist.get_world_size(self.group) * self.length - len(flat)
+        return F.pad(flat, (0, zeros))
 
     def step(self):
         """Update the weights on every rank, using the gradients of all ranks."""
         ### BEGIN SOLUTION
-        gradients = self.flatten([param.grad for param in self.parameters])  # [p · length]
+        # [p · length]
+        gradients = self.flatten([param.grad for param in self.parameters])
         self.shard.grad = torch.empty_like(self.shard)  # [length]
-        dist.reduce_scatter(self.shard.grad, list(gradients.split(self.length)), group=self.group)
+        terms = list(gradients.split(self.length))  # p of [length]
+        dist.reduce_scatter(self.shard.grad, terms, group=self.group)
         self.optimizer.step()
         parts = list(torch.empty_like(gradients).split(self.length))  # p of [length]
         dist.all_gather(parts, self.shard.detach(), group=self.group)
@@ -273,7 +297,8 @@ def measured(stage):
     if stage == 3:
         parallel = zero3.ZeRO3(model, layers, torch.optim.AdamW, **options)
     else:
-        parallel = {1: zero.ZeRO1, 2: zero.ZeRO2}[stage](model.parameters(), torch.optim.AdamW, **options)
+        optimizer = {1: zero.ZeRO1, 2: zero.ZeRO2}[stage]
+        parallel = optimizer(model.parameters(), torch.optim.AdamW, **options)
     x = torch.randn(8, 64, device=device())
     for _ in range(2):  # the first step creates the optimizer's state
         parallel.zero_grad()
@@ -282,12 +307,16 @@ def measured(stage):
             memory = parallel.memory()  # when the backward pass is over
             parallel.step()
     elements, sent = 4 * (64 * 64 + 64), section.totals()
-    row = {"ZeRO": stage} | {name: f"{size / elements:.2f}" for name, size in memory.items()}
-    return row | {kind: f"{sent[kind].bytes / 4 / elements:.2f} Ψ" for kind in ("reduce_scatter", "all_gather")}
+    row = {"ZeRO": stage}
+    row |= {name: f"{size / elements:.2f}" for name, size in memory.items()}
+    for kind in ("reduce_scatter", "all_gather"):
+        row[kind] = f"{sent[kind].bytes / 4 / elements:.2f} Ψ"
+    return row
 
 
 viz.table([launch(measured, 4, args=(stage,))[0] for stage in (1, 2, 3)],
-          title="bytes per parameter in float32 (4 + 4 + 8 without ZeRO), and elements sent per step")  # fmt: skip
+          title="bytes per parameter in float32 (4 + 4 + 8 without ZeRO), "
+                "and elements sent per step")  # fmt: skip
 
 # %% [markdown]
 # In this table, Ψ is the number of parameters. Plain data parallelism would also send 2 Ψ elements, because an all-reduce is a reduce-scatter plus an all-gather. Only stage 3 sends more, because it gathers the weights once per pass.
@@ -332,7 +361,9 @@ predict("14.c", seconds=0.23)
 
 # %% exercise="14.3"
 def bytes_per_axis(config, dp, pp, tp, tokens):
-    """Return the number of bytes that a rank sends along each axis per step, as {"dp": .., "pp": .., "tp": ..}.
+    """Return the number of bytes that a rank sends along each axis per step.
+
+    They're the values of a dictionary, {"dp": .., "pp": .., "tp": ..}.
 
     config: has `num_layers` and `hidden_size`
     tokens: the number of tokens in a batch, which the replicas share evenly
@@ -348,10 +379,13 @@ def bytes_per_axis(config, dp, pp, tp, tokens):
 
 
 def best_order(sizes, sent, gpus_per_node):
-    """Return the three axes, innermost first, in the order that sends the fewest bytes through walls.
+    """Return the three axes, innermost first, in the best order.
+
+    It's the order that sends the fewest bytes through walls.
 
     sizes: the number of ranks along each axis, such as {"dp": 2, "pp": 4, "tp": 8}
-    sent:  the number of bytes that a group of each axis sends through each of its walls, as a dictionary like `sizes`
+    sent:  the number of bytes that a group of each axis sends through each of its
+           walls, as a dictionary like `sizes`
     """
     ### BEGIN SOLUTION
     ranks = math.prod(sizes.values())
@@ -383,11 +417,12 @@ check("14.3", bytes_per_axis, best_order)
 # Let's see how your function seats the ranks of four training runs. Each dashed box is a machine. Along each axis, ranks with the same letter form a group. The groups that contain the rank you choose are in color.
 
 # %%
+LLAMA_8B, LLAMA_70B = PRESETS["Llama 3 8B"], PRESETS["Llama 3 70B"]
 RUNS = {  # name: config, sizes, tokens
     "GPT-2": (PRESETS["GPT-2 1.5B"], {"dp": 2, "pp": 4, "tp": 2}, 512 * 1024),
-    "Llama 3 8B": (PRESETS["Llama 3 8B"], {"dp": 4, "pp": 2, "tp": 2}, 64 * 1024),
-    "Llama 3 8B, small batch": (PRESETS["Llama 3 8B"], {"dp": 2, "pp": 1, "tp": 8}, 2 * 1024),
-    "Llama 3 70B, tp = 16": (PRESETS["Llama 3 70B"], {"dp": 2, "pp": 1, "tp": 16}, 8 * 1024),
+    "Llama 3 8B": (LLAMA_8B, {"dp": 4, "pp": 2, "tp": 2}, 64 * 1024),
+    "Llama 3 8B, small batch": (LLAMA_8B, {"dp": 2, "pp": 1, "tp": 8}, 2 * 1024),
+    "Llama 3 70B, tp = 16": (LLAMA_70B, {"dp": 2, "pp": 1, "tp": 16}, 8 * 1024),
 }
 
 
@@ -400,19 +435,26 @@ def seated(name):
 # %% tags=["explore"]
 def show_seats(run, rank):
     sizes, _, order = seated(run)
-    ranks = torch.arange(math.prod(sizes.values())).reshape([sizes[axis] for axis in reversed(order)])
-    groups = {axis: ranks.movedim(2 - place, -1).flatten(0, 1).tolist() for place, axis in enumerate(order)}
-    return viz.mesh(groups, rank=rank, title=f"{run}: {', '.join(order)}, innermost first")
+    shape = [sizes[axis] for axis in reversed(order)]
+    ranks = torch.arange(math.prod(shape)).reshape(shape)
+    groups = {
+        axis: ranks.movedim(2 - place, -1).flatten(0, 1).tolist()
+        for place, axis in enumerate(order)
+    }
+    title = f"{run}: {', '.join(order)}, innermost first"
+    return viz.mesh(groups, rank=rank, title=title)
 
 
-viz.explore(show_seats, run=list(RUNS), rank=range(16), start={"run": "Llama 3 8B", "rank": 5})
+start = {"run": "Llama 3 8B", "rank": 5}
+viz.explore(show_seats, run=list(RUNS), rank=range(16), start=start)
 
 # %%
 rows = []
 for name in RUNS:
     sizes, sent, order = seated(name)
     row = {f"{axis}, GB": f"{size / 1e9:.2f}" for axis, size in sent.items()}
-    rows.append({"run": name} | row | {"best order": "-".join(axis for axis in order if sizes[axis] > 1)})
+    row["best order"] = "-".join(axis for axis in order if sizes[axis] > 1)
+    rows.append({"run": name} | row)
 viz.table(rows, title="what a rank sends per step")
 
 # %% [markdown]
@@ -451,14 +493,13 @@ with show_failure():
 
 
 # %%
-CONFIG = GPTConfig(
-    num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, seq_length=24, activation="gelu_tanh", dropout=0.0
-)
+CONFIG = GPTConfig(num_layers=2, hidden_size=48, num_heads=4, vocab_size=256,
+                   seq_length=24, activation="gelu_tanh", dropout=0.0)  # fmt: skip
 
 
 def as_shipped(parameters, tp_group, pp_group, tied=None):
-    squares = [param.grad.double().square().sum() for param in parameters if param.grad is not None]
-    total = torch.stack(squares).sum()
+    gradients = [param.grad for param in parameters if param.grad is not None]
+    total = torch.stack([grad.double().square().sum() for grad in gradients]).sum()
     dist.all_reduce(total, group=tp_group)
     dist.all_reduce(total, group=pp_group)
     return math.sqrt(total.item())
@@ -466,7 +507,8 @@ def as_shipped(parameters, tp_group, pp_group, tied=None):
 
 def batches(steps=10):
     """Return ids and targets [8, 24], the same on every rank."""
-    return corpus.byte_batches(corpus.python_sources(6000)[3000:], CONFIG.seq_length, 8, steps, seed=1)
+    text = corpus.python_sources(6000)[3000:]
+    return corpus.byte_batches(text, CONFIG.seq_length, 8, steps, seed=1)
 
 
 def norm_of_a_gpt(norm_function):
@@ -482,8 +524,10 @@ def norm_of_a_gpt(norm_function):
 
 
 def norms(norm_function):
-    row = {f"tp = {tp}": launch(norm_of_a_gpt, tp, args=(norm_function,))[0] for tp in (1, 2, 4)}
-    return viz.table([{"": norm_function.__name__} | row], title="the norm of the same gradient")
+    row = {"": norm_function.__name__}
+    for tp in (1, 2, 4):
+        row[f"tp = {tp}"] = launch(norm_of_a_gpt, tp, args=(norm_function,))[0]
+    return viz.table([row], title="the norm of the same gradient")
 
 
 norms(as_shipped)
@@ -510,10 +554,13 @@ predict("14.e", right=52, as_shipped=64)
 
 # %% exercise="14.4"
 def gradient_norm(parameters, tp_group, pp_group, tied=None):
-    """Return the norm of the full model's gradient, as a float that's the same on every rank.
+    """Return the norm of the full model's gradient, as a float.
 
-    parameters: this rank's parameters, of which the shards have the attribute `tensor_parallel`
-    tied:       the parameter that the first and the last stage share, or None on all other stages
+    It's the same on every rank.
+
+    parameters: this rank's parameters; the shards have the attribute `tensor_parallel`
+    tied:       the parameter that the first and the last stage share, or None on all
+                other stages
     """
     total = torch.zeros((), dtype=torch.float64, device=device())
     for param in parameters:
@@ -556,7 +603,8 @@ def train_in_3d():
     from tplab.data import Grid
 
     torch.set_num_threads(1)
-    options = {"micro_batches": 2, "micro_batch_size": 2, "max_norm": LIMIT, "dtype": torch.float64, "lr": LR}
+    options = {"micro_batches": 2, "micro_batch_size": 2, "max_norm": LIMIT,
+               "dtype": torch.float64, "lr": LR}  # fmt: skip
     training = Training3D(CONFIG, Grid(dp=2, pp=2, tp=2), torch.optim.AdamW, **options)
     seen = {"loss": [], "norm": []}
     groups = {axis: training.mesh.get_group(axis) for axis in ("dp", "pp", "tp")}
@@ -564,8 +612,9 @@ def train_in_3d():
         with record() as section:
             seen["loss"].append(training.step(ids, targets))
         seen["norm"].append(training.norm.item())
-    clipped = gradient_norm(training.stage.parameters(), groups["tp"], groups["pp"], training.stage.tied)
-    members = {axis: dist.get_process_group_ranks(group) for axis, group in groups.items()}
+    stage = training.stage
+    clipped = gradient_norm(stage.parameters(), groups["tp"], groups["pp"], stage.tied)
+    members = {axis: dist.get_process_group_ranks(groups[axis]) for axis in groups}
     return seen | {"clipped": clipped, "sent": list(section), "groups": members}
 
 
@@ -575,7 +624,8 @@ def train_alone():
 
     seed_all(0)
     model = ParallelGPT(CONFIG, device=device(), dtype=torch.float64)
-    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=LR), {"loss": [], "norm": []}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    seen = {"loss": [], "norm": []}
     for ids, targets in batches():
         optimizer.zero_grad()
         loss = model(ids.to(device()), targets.to(device()))
@@ -589,10 +639,13 @@ def train_alone():
 run, alone = launch(train_in_3d, 8, timeout=300), launch(train_alone, 1)[0]
 print(f"last loss {run[0]['loss'][-1]:.9f} and {alone['loss'][-1]:.9f}, "
       f"norm {run[0]['norm'][-1]:.9f} and {alone['norm'][-1]:.9f}")  # fmt: skip
-print(f"your norm after clipping to {LIMIT}: {run[0]['clipped']:.6f} on rank 0, {run[7]['clipped']:.6f} on rank 7")
-viz.curves(
-    {"single process": alone["loss"], "8 processes, dp = pp = tp = 2": run[0]["loss"]}, title="loss on real text"
+print(
+    f"your norm after clipping to {LIMIT}: "
+    f"{run[0]['clipped']:.6f} on rank 0, {run[7]['clipped']:.6f} on rank 7"
 )
+losses = {"single process": alone["loss"]}
+losses["8 processes, dp = pp = tp = 2"] = run[0]["loss"]
+viz.curves(losses, title="loss on real text")
 
 # %% [markdown]
 # All the losses agree, and the lower chart shows how little they differ. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
@@ -609,7 +662,10 @@ predict("14.f", outermost="pp")
 
 # %%
 def through_the_wall(axis):
-    """Return the bytes that all groups of this axis send in one step, counting each message once."""
+    """Return the bytes that all groups of this axis send in one step.
+
+    Each message counts once.
+    """
     return sum(
         call.bytes
         for rank, seen in enumerate(run)
@@ -620,8 +676,10 @@ def through_the_wall(axis):
 
 
 wall = {axis: through_the_wall(axis) for axis in ("tp", "pp", "dp")}
-order = best_order(dict.fromkeys(wall, 2), {axis: size / 4 for axis, size in wall.items()}, 4)  # each axis has 4 groups
-viz.table([{"outermost": axis, "bytes through the wall per step": f"{size:,}"} for axis, size in wall.items()],
+sent = {axis: size / 4 for axis, size in wall.items()}  # each axis has 4 groups
+order = best_order(dict.fromkeys(wall, 2), sent, 4)
+viz.table([{"outermost": axis, "bytes through the wall per step": f"{size:,}"}
+           for axis, size in wall.items()],
           title=f"your order: {', '.join(order)}, innermost first")  # fmt: skip
 
 # %% [markdown]

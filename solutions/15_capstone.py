@@ -78,7 +78,8 @@ KILLED = replace(RUN, folder=f"{HOME.name}/killed")
 def pull_the_plug(settings, functions, step, saving=False):
     with show_failure():
         launch(train_own, 2, args=(settings, answers, functions, Plug(step, saving)))
-    print("In the folder:", *sorted(path.name for path in checkpoints_of(settings).iterdir()))
+    names = sorted(path.name for path in checkpoints_of(settings).iterdir())
+    print("In the folder:", *names)
 
 
 pull_the_plug(KILLED, NAIVE, step=18)  # try other steps, too
@@ -120,20 +121,27 @@ with show_failure():
 def complete_checkpoints(folder):
     """Return the paths of the complete checkpoints in a folder, oldest first."""
     ### BEGIN SOLUTION
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{6,}", path.name)]
+    paths = folder.glob("step-*")
+    found = [path for path in paths if re.fullmatch(r"step-\d{6,}", path.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
     ### END SOLUTION
 
 
 def newest_checkpoint(folder):
-    """Return the path of the newest complete checkpoint, or None if there's no checkpoint or no folder."""
+    """Return the path of the newest complete checkpoint.
+
+    If there's no checkpoint or no folder, return None.
+    """
     ### BEGIN SOLUTION
     return (complete_checkpoints(folder) or [None])[-1]
     ### END SOLUTION
 
 
 def save_checkpoint(folder, step, write, keep, group=None):
-    """Save the checkpoint of a step, whose files come from `write`, and keep only the `keep` newest checkpoints."""
+    """Save the checkpoint of a step, whose files come from `write`.
+
+    Keep only the `keep` newest checkpoints.
+    """
     path = folder / f"step-{step:06d}"
     unfinished = folder / f"step-{step:06d}.saving"
     ### BEGIN SOLUTION
@@ -168,7 +176,9 @@ check("15.1", save_checkpoint, newest_checkpoint)
 # Let's repeat the accident with your functions.
 
 # %%
-SAVED = replace(NAIVE, save_checkpoint=save_checkpoint, newest_checkpoint=newest_checkpoint)
+SAVED = replace(
+    NAIVE, save_checkpoint=save_checkpoint, newest_checkpoint=newest_checkpoint
+)
 shutil.rmtree(KILLED.folder)
 pull_the_plug(KILLED, SAVED, step=20, saving=True)
 
@@ -189,7 +199,8 @@ launch(train_own, 2, args=(KILLED, answers, SAVED))
 
 def next_to_each_other(killed, title):
     runs = {"never stopped": losses_of(RUN), "killed": losses_of(killed)}
-    return viz.curves({name: list(losses.values()) for name, losses in runs.items()}, title=title)
+    curves = {name: list(losses.values()) for name, losses in runs.items()}
+    return viz.curves(curves, title=title)
 
 
 next_to_each_other(KILLED, "plug pulled in steps 20, 33, and 48")
@@ -223,7 +234,10 @@ predict("15.b", first_seen_in=1, times=4)
 
 # %% exercise="15.2"
 def own_windows(done, seed, windows, batch_size, replica, replicas):
-    """Return the windows that a replica trains on in the step after `done` steps, as a list of ints."""
+    """Return the windows that a replica trains on in the step after `done` steps.
+
+    They're a list of ints.
+    """
     each = batch_size // replicas
     ### BEGIN SOLUTION
     first = done * batch_size + replica * each
@@ -235,7 +249,8 @@ def own_windows(done, seed, windows, batch_size, replica, replicas):
         mine.append(order[place])
     return mine
     ### BROKEN
-    # generator = torch.Generator().manual_seed(seed + replica)  # plus the epoch, which is 0 in a new loader
+    # # the loader also adds the epoch, which is 0 in a new loader
+    # generator = torch.Generator().manual_seed(seed + replica)
     # order = torch.randperm(windows, generator=generator).tolist()
     # skipped = done * each % windows
     # return (order + order)[skipped : skipped + each]
@@ -256,7 +271,8 @@ check("15.2", own_windows)
 # %%
 from tplab.capstone.loop import learning_rate
 
-viz.curves({"learning rate": [learning_rate(step, RUN) for step in range(1, RUN.steps + 1)]}, ylabel="rate")
+rates = [learning_rate(step, RUN) for step in range(1, RUN.steps + 1)]
+viz.curves({"learning rate": rates}, ylabel="rate")
 
 # %% [markdown]
 # ## More ranks
@@ -283,7 +299,10 @@ viz.curves({"learning rate": [learning_rate(step, RUN) for step in range(1, RUN.
 
 # %% exercise="15.3"
 def training_step(model, optimizer, micro_batches, mesh, max_norm):
-    """Take one step on this replica's micro-batches, a list of pairs (x, y). Return the loss and the norm."""
+    """Take one step on this replica's micro-batches, a list of pairs (x, y).
+
+    Return the loss and the norm.
+    """
     ### BEGIN SOLUTION
     tp, dp = mesh.get_group("tp"), mesh.get_group("dp")
     optimizer.zero_grad()
@@ -316,21 +335,23 @@ check("15.3", training_step)
 
 # %%
 MINE = replace(SAVED, own_windows=own_windows, training_step=training_step)
-GRIDS = {"one process": (1, 1), "tp = 2": (2, 1), "dp = 2": (1, 2), "tp = 2, dp = 2": (2, 2)}
+GRIDS = {"one process": (1, 1), "tp = 2": (2, 1), "dp = 2": (1, 2),
+         "tp = 2, dp = 2": (2, 2)}  # fmt: skip
 losses = {}
 for name, (tp, dp) in GRIDS.items():
-    settings = replace(RUN, folder=f"{HOME.name}/{tp}x{dp}", tp=tp, dp=dp, micro_batch_size=4)
+    folder = f"{HOME.name}/{tp}x{dp}"
+    settings = replace(RUN, folder=folder, tp=tp, dp=dp, micro_batch_size=4)
     launch(train_own, tp * dp, args=(settings, answers, MINE))
     losses[name] = list(losses_of(settings).values())
-viz.table(
-    [
-        {"grid": name, "first loss": f"{found[0]:.6f}", "last loss": f"{found[-1]:.6f}",
-         "micro-batches per replica": 2 // GRIDS[name][1],
-         "largest difference": f"{max(abs(a - b) for a, b in zip(found, losses['one process'], strict=True)):.0e}"}
-        for name, found in losses.items()
-    ],
-    title="60 steps in float32",
-)  # fmt: skip
+rows = []
+for name, found in losses.items():
+    pairs = zip(found, losses["one process"], strict=True)
+    furthest = max(abs(a - b) for a, b in pairs)
+    rows.append({"grid": name, "first loss": f"{found[0]:.6f}",
+                 "last loss": f"{found[-1]:.6f}",
+                 "micro-batches per replica": 2 // GRIDS[name][1],
+                 "largest difference": f"{furthest:.0e}"})  # fmt: skip
+viz.table(rows, title="60 steps in float32")
 
 # %% [markdown]
 # You've trained with four different layouts, and the losses are the same! The tiny differences come from rounding, because a sum in float32 depends on the order in which you add its terms.
@@ -344,8 +365,9 @@ from tplab.cluster.jobs import JOBS
 
 viz.table(
     [
-        {"job": name, "GPUs": job.gpus, "layers": job.config.num_layers, "h": job.config.hidden_size,
-         "heads": job.config.num_heads, "s": job.config.seq_length, "sequences per step": job.sequences}
+        {"job": name, "GPUs": job.gpus, "layers": job.config.num_layers,
+         "h": job.config.hidden_size, "heads": job.config.num_heads,
+         "s": job.config.seq_length, "sequences per step": job.sequences}
         for name, job in JOBS.items()
     ]
 )  # fmt: skip
@@ -370,7 +392,10 @@ predict("15.c", rises="HFU", tokens_per_second="fall")
 
 # %% exercise="15.4"
 def rent(job):
-    """Return (tp, pp, dp, micro-batch size, what's recomputed) for "98 million", "70 billion", or "175 billion"."""
+    """Return (tp, pp, dp, micro-batch size, what's recomputed) for a job.
+
+    The job is "98 million", "70 billion", or "175 billion".
+    """
     ### BEGIN SOLUTION
     layouts = {
         "98 million": (1, 1, 8, 32, "nothing"),
@@ -397,7 +422,8 @@ for name, job in JOBS.items():
         played = job.play(tp, pp, dp, size, again)
         tokens = job.sequences * job.config.seq_length / played.time.total
         rows.append({"job": name, "recomputed": again, "tokens/s": f"{tokens:,.0f}",
-                     "MFU": f"{played.throughput.mfu:.0%}", "HFU": f"{played.throughput.hfu:.0%}"})  # fmt: skip
+                     "MFU": f"{played.throughput.mfu:.0%}",
+                     "HFU": f"{played.throughput.hfu:.0%}"})  # fmt: skip
 viz.table(rows, title="your layouts, as they are and with all layers recomputed")
 
 # %% [markdown]
@@ -414,19 +440,22 @@ killed = replace(RUN, folder=f"{HOME.name}/three-times")
 pull_the_plug(killed, MINE, step=18)
 pull_the_plug(killed, MINE, step=30, saving=True)
 pull_the_plug(killed, MINE, step=48)
-alone = replace(killed, folder=shutil.copytree(killed.folder, f"{HOME.name}/alone", symlinks=True), tp=1)
+folder = shutil.copytree(killed.folder, f"{HOME.name}/alone", symlinks=True)
+alone = replace(killed, folder=folder, tp=1)
 for settings, ranks in ((killed, 2), (alone, 1)):
     launch(train_own, ranks, args=(settings, answers, MINE))
 
 whole, killed, alone = (losses_of(settings) for settings in (whole, killed, alone))
+equal = sum(whole[step] == killed[step] for step in whole)
 viz.table(
     [
-        {"step": step, "never stopped": f"{whole[step]:.9f}", "killed three times": f"{killed[step]:.9f}",
+        {"step": step, "never stopped": f"{whole[step]:.9f}",
+         "killed three times": f"{killed[step]:.9f}",
          "bit for bit": "equal" if whole[step] == killed[step] else "different",
          "on one rank since step 46": f"{alone[step]:.9f}" if step > 45 else ""}
         for step in (1, 17, 18, 30, 46, 47, 48, 60)
     ],
-    title=f"equal in {sum(whole[step] == killed[step] for step in whole)} of {len(whole)} steps",
+    title=f"equal in {equal} of {len(whole)} steps",
 )  # fmt: skip
 
 # %% [markdown]
@@ -451,8 +480,8 @@ library(15)
 # And here's a card that you can show off, because you've earned it. It's in your folder as `card.svg`.
 
 # %%
-card({f"p = {p}": losses[name] for p, name in ((1, "one process"), (2, "tp = 2"), (4, "tp = 2, dp = 2"))},
-              RUN, answers)  # fmt: skip
+names = {1: "one process", 2: "tp = 2", 4: "tp = 2, dp = 2"}
+card({f"p = {p}": losses[name] for p, name in names.items()}, RUN, answers)
 
 # %% [markdown]
 # <details><summary>Going deeper: the large run, checkpoints in other programs, and what's next</summary>

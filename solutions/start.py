@@ -20,7 +20,8 @@ from tplab.course import check, library, predict, show_failure
 
 # %%
 def add_up():
-    x = torch.tensor([10.0 + dist.get_rank()], device=device())  # 10 on rank 0, 11 on rank 1
+    # 10 on rank 0, 11 on rank 1
+    x = torch.tensor([10.0 + dist.get_rank()], device=device())
     dist.all_reduce(x)
     return x.item()
 
@@ -64,7 +65,8 @@ viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "X @ A": X
 def row_product(x_shard: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
     """Return Y = X A [.., out] on every rank, where A is split by rows.
 
-    x_shard [.., in/p]: this rank's columns of X; a_shard [in/p, out]: this rank's rows of A
+    x_shard [.., in/p]: this rank's columns of X
+    a_shard [in/p, out]: this rank's rows of A
     """
     ### BEGIN SOLUTION
     y = x_shard @ a_shard  # [.., out]: this rank's partial sums
@@ -125,7 +127,8 @@ predict("S.b", stuck=0, waits_for=1)
 # %%
 def lazy_product(x, a):
     rank = dist.get_rank()
-    x_shard, a_shard = x.chunk(2, -1)[rank].to(device()), a.chunk(2, 0)[rank].to(device())
+    x_shard = x.chunk(2, -1)[rank].to(device())
+    a_shard = a.chunk(2, 0)[rank].to(device())
     if not x_shard.any():
         return x_shard @ a_shard  # only zeros, so there's nothing to add
     return row_product(x_shard, a_shard)
