@@ -53,7 +53,7 @@ def blank_exercise(text: str, number: str) -> str:
         elif line.strip() == BEGIN:
             lines += [f"{indent}# your code here", f'{indent}raise NotImplementedError("exercise {number}")']
         elif line.strip() == BROKEN:
-            lines[-2:] = [f"{lines[-1]}  # delete this line, then repair the code below"]
+            lines[-2] = f"{indent}# delete the next line, then repair the code below"
     return "\n".join(lines)
 
 
