@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch.distributed as dist
 
-from tplab.course.checks import GROUPS, Case, Twin, observe, random_tensor, twins
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, random_tensor
 from tplab.course.checks.exercises import check
+from tplab.course.checks.observation import observe
 from tplab.course.checks.trials import OnRanks, Trial, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Row, Table
 

@@ -6,9 +6,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tplab.course.checks import Case, DefaultDevice, Twin
+from tplab.course.checks.cases import Case
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.exercises import check
 from tplab.course.checks.trials import OnRanks, Trial, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Table, shared
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from tplab.course.checks import Call, Changed, NotRun, Traffic
 from tplab.course.checks.describe import Foreign
 from tplab.course.checks.differences import MISSING, Difference, Differences, compare
 from tplab.course.checks.mistake_kinds import Context
+from tplab.course.checks.observation import Changed, NotRun
+from tplab.course.checks.recorded_traffic import Call, Traffic
 
 P = 4
 GENERATOR = torch.Generator().manual_seed(5)

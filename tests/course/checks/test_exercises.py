@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.course.checks.test_cases import Length
-from tplab.course.checks import Case, Twin, observe, random_tensor
+from tplab.course.checks.cases import Case, random_tensor
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one
+from tplab.course.checks.observation import observe
 from tplab.course.checks.trials import OnRanks, Trial, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Row, Table, shared
 

@@ -12,10 +12,13 @@ import torch
 import torch.distributed as dist
 
 import tplab
-from tplab.course.checks import Case, Twin, random_tensor, traffic, trials
+from tplab.course.checks import trials
+from tplab.course.checks.cases import Case, random_tensor
 from tplab.course.checks.exercises import check
 from tplab.course.checks.late import EarlyAccessError, late
+from tplab.course.checks.recorded_traffic import traffic
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared, tables
 from tplab.pipeline import Channels, Pipeline, schedules

@@ -6,8 +6,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab import launch
-from tplab.course.checks import Call, Changed, NotRun, Snapshot, Traffic, observe, portable, traffic
 from tplab.course.checks.describe import Foreign
+from tplab.course.checks.observation import Changed, NotRun, Snapshot, observe, portable
+from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
 from tplab.course.feedback.tracebacks import HOUSE, readable_report, readable_traceback
 from tplab.runtime import Collective
 

@@ -5,7 +5,7 @@ import pytest
 import tplab.tensor.linear
 from tests.chapter_runner import load_chapter_namespace
 from tests.course.test_chapters import EXERCISES
-from tplab.course.checks.exercises import check
+from tplab.course.checks.exercises import check, registered
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.own_functions import tplabs_own
 from tplab.course.checks.trials import Trial, exercise
@@ -35,19 +35,20 @@ class ParallelMLP:
 
 
 @pytest.mark.parametrize(
-    ("number", "answer", "own"),
+    ("answer", "theirs", "own"),
     [
-        ("4.1", Theirs, "ColumnParallelLinear"),
-        ("4.1", ColumnParallelLinear, "ColumnParallelLinear"),
-        ("1.3", ring_all_reduce, "ring_all_reduce"),
-        ("4.2", RowParallelLinear, "RowParallelLinear"),
-        ("5.2", ParallelMLP, ""),
-        ("4.1", lambda x: x, ""),
+        (Theirs, (), "ColumnParallelLinear"),
+        (ColumnParallelLinear, (), "ColumnParallelLinear"),
+        (ring_all_reduce, (), "ring_all_reduce"),
+        (RowParallelLinear, (), "RowParallelLinear"),
+        (ParallelMLP, (), ""),
+        (ParallelMLP, ["ColumnParallelLinear"], "ColumnParallelLinear"),
+        (lambda x: x, (), ""),
     ],
-    ids=["itself", "a subclass", "imported inside", "of a module", "an earlier part", "nothing of tplab"],
+    ids=["itself", "a subclass", "imported inside", "of a module", "an earlier part", "by another name", "nothing"],
 )
-def test_tplabs_own_version_is_found(number, answer, own):
-    assert tplabs_own(number, (answer,)) == own
+def test_tplabs_own_version_is_found(answer, theirs, own):
+    assert tplabs_own([answer], theirs) == own
 
 
 @pytest.mark.usefixtures("chapter")
@@ -69,4 +70,4 @@ def test_the_verdict_says_so(monkeypatch):
 def test_no_reference_answer_is_taken_for_one(number):
     namespace = load_chapter_namespace(number, {})
     own = [value for value in namespace.values() if getattr(value, "__module__", "") == "__main__" and callable(value)]
-    assert tplabs_own(number, tuple(own)) == ""
+    assert tplabs_own(own, registered(number).theirs) == ""

@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import Claim, called_as, run_answer, run_ranks
+from tplab.course.checks import run_answer
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one, refusals
-from tplab.course.checks.run_answer import run_cases
+from tplab.course.checks.observation import Claim
+from tplab.course.checks.run_answer import called_as, run_cases, run_ranks
 from tplab.course.checks.trials import Trial, exercise
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Row, Table, shared

@@ -9,14 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import Case, Twin, random_tensor, trials
-from tplab.course.checks.cases import FIRST_CALL, Batch, Place
+from tplab.course.checks import trials
+from tplab.course.checks.cases import FIRST_CALL, Batch, Case, Place, random_tensor
 from tplab.course.checks.choose import about_report
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms import alone
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.run_answer import TIMEOUT
 from tplab.course.checks.trials import Expected, OnRanks, compare_case, exercise, question_for_case
+from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared, tables
 

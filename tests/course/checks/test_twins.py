@@ -6,10 +6,14 @@ import torch
 import torch.distributed as dist
 
 from tests.course.checks.test_cases import Length
-from tplab.course.checks import Traffic, Twin, observe, random_tensor, twins
+from tplab.course.checks import twins
+from tplab.course.checks.cases import random_tensor
 from tplab.course.checks.exercises import check
 from tplab.course.checks.layouts import packed, spread_out, unpacked
+from tplab.course.checks.observation import observe
+from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.trials import OnRanks, Trial, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Table, shared
 

@@ -1,4 +1,4 @@
-"""This package contains the building blocks for checks. Every chapter's checks import them directly from the package.
+"""This package contains the building blocks for checks.
 
 exercises          define `check("4.1", answer)`
 trials             define what a check tries, register it, and run the known mistakes beside a wrong answer
@@ -9,7 +9,6 @@ cases              run an answer in many cases, on 1, 2 and 4 ranks and in group
 layouts            preserve the memory layouts of tensors that a check sends to a rank
 twins              define the variants of each case (its twins), such as in bfloat16 or with non-contiguous tensors
 late               hold messages back until a rank waits for them, and find tensors that are touched too early
-check_vocabulary   draw random inputs, create process groups, and define conditions under which to ask a question
 messages           watch the messages that an answer starts, and keep them from disturbing what runs after it
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic on one rank
@@ -21,38 +20,3 @@ earlier_answers    find out whether a check fails because the answer to an earli
 ledger             keep track of what the running check has compared so far
 predictions, symptoms, failures   define predict(), symptoms() and show_failure()
 """
-
-from tplab.course.checks import twins
-from tplab.course.checks.cases import Case, Place
-from tplab.course.checks.check_vocabulary import GROUPS, make_group, random_tensor
-from tplab.course.checks.default_device import DefaultDevice
-from tplab.course.checks.exercises import WORLD_SIZES
-from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable, same_memory
-from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
-from tplab.course.checks.run_answer import called_as, run_ranks
-from tplab.course.checks.twins import Twin
-
-__all__ = [
-    "GROUPS",
-    "WORLD_SIZES",
-    "Call",
-    "Case",
-    "Changed",
-    "Claim",
-    "DefaultDevice",
-    "NotRun",
-    "Observed",
-    "Place",
-    "Snapshot",
-    "Traffic",
-    "Twin",
-    "called_as",
-    "make_group",
-    "observe",
-    "portable",
-    "random_tensor",
-    "run_ranks",
-    "same_memory",
-    "traffic",
-    "twins",
-]

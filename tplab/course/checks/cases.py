@@ -26,19 +26,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.checks import layouts, twins
-from tplab.course.checks.check_vocabulary import (
-    IN_GROUPS,
-    make_group,
-    member_of,
-)
 from tplab.course.checks.default_device import DefaultDevice
-from tplab.course.checks.exercises import fresh_generator
+from tplab.course.checks.ledger import fresh_generator
 from tplab.course.checks.messages import messages_kept
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.twins import Twin
 
 Groups = tuple[tuple[int, ...], ...]
+
+WORLD_SIZES = (1, 2, 4)
+GROUPS = ((0, 2), (1, 3))
+IN_GROUPS = "in groups [0, 2] and [1, 3]"
+_made: dict[Any, list[Any]] = {}  # the groups of each default group
+
+
+def random_tensor(generator: torch.Generator, *shape: int) -> Tensor:
+    """Return a float64 CPU tensor of this shape with normally distributed elements."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +183,27 @@ def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator)
     members = member_of(world_size, case.groups)
     drawn = [twins.rounded(case.twin, draw(case, generator, len(members[0][1]))) for _ in case.groups or (0,)]
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
+
+
+def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, tuple[int, ...]]]:
+    """For each rank from 0 to p - 1, return the index of its group and the ranks in that group."""
+    groups = groups or (tuple(range(p)),)
+    return [next((i, tuple(g)) for i, g in enumerate(groups) if rank in g) for rank in range(p)]
+
+
+def make_group(groups: Sequence[Sequence[int]] | None) -> Any:
+    """Return the process group that this rank belongs to, or None if there are no groups.
+
+    The first call in a run creates all groups. Every rank has to call `new_group` for every group, even for groups that
+    the rank doesn't belong to. Later calls return the same group, because each group has threads of its own, and dozens
+    of known mistakes may run in one launch.
+    """
+    if not groups:
+        return None
+    key = dist.group.WORLD, tuple(map(tuple, groups))
+    if key not in _made:
+        _made[key] = [dist.new_group(list(ranks)) for ranks in groups]
+    return next((group for group, ranks in zip(_made[key], groups, strict=True) if dist.get_rank() in ranks), None)
 
 
 class Titled:

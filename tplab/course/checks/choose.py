@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from tplab.course.checks.differences import NOT_RUN, Differences
-from tplab.course.notebooks.mistakes import SHARED, Mistake, Table, tables
+from tplab.course.notebooks.mistakes import SHARED, Mistake, Table, shared, tables
 
 # Sections of SHARED: questions to consider before an exercise's own, after them, and instead of them
 FIRST, LAST, VARIANTS = "first", "last", "variants"
@@ -68,6 +68,11 @@ def about_report(own: Table, report: str, ended: str, *, note: str = "", in_grou
 def about_groups(own: Table) -> str:
     """Return the question with the symptom "in groups", which is about a call that doesn't pass its group, or ""."""
     return next((row.ask for row in own.rows if "in groups" in row.symptoms), "")
+
+
+def ask_about_group(ask: str) -> str:
+    """Return the question `ask`, preceded by a sentence saying that the ranks form two groups in this run."""
+    return f"{shared('two groups')} {ask}"
 
 
 def fits(symptom: str, d: Differences) -> bool:

@@ -27,17 +27,16 @@ from typing import Any
 from zlib import crc32
 
 from tplab.common.imports import ImportGraph
-from tplab.course.checks import exercises
 from tplab.course.checks.cases import Batch
-from tplab.course.checks.check_vocabulary import ask_about_group
+from tplab.course.checks.choose import ask_about_group
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.differences import Differences
-from tplab.course.checks.exercises import registered
+from tplab.course.checks.exercises import registered, try_answers
 from tplab.course.checks.ledger import open_ledger
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.trials import ERROR, Expected, OnRanks, compare_case, observed_by_each, question_for_case
-from tplab.course.feedback.verdict import CheckFailed, Verdict
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
 from tplab.course.notebooks.numbering import chapter_of, number_of, package
 from tplab.course.notebooks.rewrite import keep_solution
@@ -60,20 +59,24 @@ def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
 
     The answers are all those in an exercise's tables and the reference answer, which should pass.
     """
-    trials = registered(number).trials
     yield "the reference answer", PASSES, _asked_alone(number, UNCHANGED, seed, ())
-    together = not callable(trials) and all(isinstance(trial, OnRanks) for trial in trials)
-    sections = {trial.table(number).title: trial.table(number) for trial in trials} if together else {}
-    for title, own in (sections or _sections_of(number)).items():
-        here = [trial for trial in trials if trial.table(number).title == title] if together else []
-        asked = _asked_together(number, own, here, crc32(f"{number} {seed}".encode()) % 10**6) if together else {}
+    for title, own in _sections_of(number).items():
+        trials = [trial for trial in _on_ranks(number) if trial.table(number).title == title]
+        asked = _asked_together(number, own, trials, crc32(f"{number} {seed}".encode()) % 10**6) if trials else {}
         for row in own.rows:
             for mistake in row.mistakes:
                 name = f"{mistake.where} {mistake.name}"
-                gets = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed, here)
+                gets = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed, trials)
                 yield name, row.ask, gets.removeprefix(ask_about_group(""))
         for right in own.right:
             yield f"{right.where} {right.name}", PASSES, _asked_alone(number, right, seed, ())
+
+
+def _on_ranks(number: str) -> list[OnRanks]:
+    """Return the trials of an exercise if all of them are on ranks and none depends on the answer."""
+    trials = registered(number).trials
+    found = [] if callable(trials) else [trial for trial in trials if isinstance(trial, OnRanks)]
+    return [] if callable(trials) or len(found) < len(trials) else found
 
 
 def _sections_of(number: str) -> dict[str, Table]:
@@ -83,16 +86,9 @@ def _sections_of(number: str) -> dict[str, Table]:
 
 def _asked_alone(number: str, answer: Mistake, seed: int, trials: Sequence[OnRanks]) -> str:
     """Return the question for an answer in these trials, or in the whole check if there are none."""
-    answers = reference_answers(number, answer.of)
-
-    def check(*_: Any) -> Verdict:
-        for trial in trials:
-            trial.check(number, answers)
-        return Verdict("")
-
+    answers = tuple(reference_answers(number, answer.of).values())
     try:
-        own_seed = crc32(f"{answer.name} {seed}".encode()) % 10**6
-        exercises._run(number, tuple(answers.values()), own_seed, check if trials else None)
+        try_answers(number, answers, crc32(f"{answer.name} {seed}".encode()) % 10**6, trials)
     except CheckFailed as failure:
         return failure.question
     return PASSES

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from tplab.course.feedback.tracebacks import VOTE_SHAPE
 from tplab.course.feedback.verdict import CheckFailed, names
 from tplab.runtime.records import Collective
@@ -86,3 +88,13 @@ def open_ledger(exercise: str, seed: int | None) -> Iterator[Ledger]:
         yield ledger
     finally:
         _running.remove(ledger)
+
+
+def fresh_generator() -> torch.Generator:
+    """Return a random number generator with a new seed, so that every run of a check uses different inputs.
+
+    If the check fails, its message contains the seed, so that the learner can repeat the check with the same inputs.
+    """
+    ledger = current()
+    ledger.generators += 1
+    return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)

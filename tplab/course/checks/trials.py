@@ -16,11 +16,9 @@ from typing import Any
 import torch
 
 from tplab.course.checks import twins
-from tplab.course.checks.cases import FIRST_CALL, Batch, Place, batches, describe, on_a_rank
-from tplab.course.checks.check_vocabulary import ask_about_group
-from tplab.course.checks.choose import about_groups, about_report, about_variant, choose
+from tplab.course.checks.cases import FIRST_CALL, WORLD_SIZES, Batch, Place, batches, describe, on_a_rank
+from tplab.course.checks.choose import about_groups, about_report, about_variant, ask_about_group, choose
 from tplab.course.checks.differences import NOT_RUN, Differences, compare
-from tplab.course.checks.exercises import WORLD_SIZES, register
 from tplab.course.checks.messages import one_sided
 from tplab.course.checks.mistake_kinds import Context
 from tplab.course.checks.observation import Changed, Claim, NotRun, Observed
@@ -28,7 +26,7 @@ from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.run_answer import TIMEOUT, run_cases, run_ranks
 from tplab.course.checks.twins import Twin
 from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
-from tplab.course.feedback.verdict import CheckFailed, Verdict
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Mistake, Table, table
 from tplab.runtime import Deadlock, RankError, record
 
@@ -311,6 +309,25 @@ def _same_value(mine: Any, theirs: Any, rank: int) -> bool:
     return compare(mine, theirs, Context(1, rank, [], [], guess=False)) is None
 
 
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise and its check. For the fields, see `exercise`."""
+
+    number: str
+    title: str
+    takes: Sequence[str]
+    trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]]
+    passed: str
+    theirs: Sequence[str]
+
+    def trials_of(self, answers: Answers) -> Sequence[Trial]:
+        """Return what the check tries with these answers."""
+        return self.trials(answers) if callable(self.trials) else self.trials
+
+
+EXERCISES: dict[str, Exercise] = {}  # those of the chapters that were imported
+
+
 def exercise(
     number: str,
     title: str,
@@ -318,18 +335,13 @@ def exercise(
     takes: Sequence[str],
     trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]],
     passed: str,
+    theirs: Sequence[str] = (),
 ) -> None:
-    """Register the check of an exercise.
+    """Register an exercise and its check.
 
     takes:  the names of the answers that the check takes, as the reference answer defines them
     trials: what the check tries, one after the other, or a function that takes {name: answer} and returns the trials
     passed: the sentences that the learner reads if the answer passes
+    theirs: the names of tplab's functions that solve the exercise, in addition to those with an answer's name
     """
-
-    def check(*answers: Any) -> Verdict:
-        given = dict(zip(takes, answers, strict=True))
-        for trial in trials(given) if callable(trials) else trials:
-            trial.check(number, given)
-        return Verdict(passed)
-
-    register(number, title, check, takes, trials)
+    EXERCISES[number] = Exercise(number, title, takes, trials, passed, theirs)

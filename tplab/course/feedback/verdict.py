@@ -1,9 +1,9 @@
-"""Represent and display the result of a check: a `Verdict` if the answer passed, and a `CheckFailed` if it didn't.
+"""Represent and display the result of a check: `CheckPassed` or `CheckFailed`.
 
-Both classes have a text form (for terminals, nbval, and `tplab check`) and an HTML box (for notebooks). A verdict's
-text is the same in every run, so nbval can compare it. A failure message lists the observations that differ, and then
-asks a question that points to the cause. An observation is a named value, such as a gradient, that a check compares
-with an expected value.
+Both classes have a text form (for terminals, nbval, and `tplab check`) and an HTML box (for notebooks). The text of a
+`CheckPassed` is the same in every run, so nbval can compare it. A failure message lists the observations that differ,
+and then asks a question that points to the cause. An observation is a named value, such as a gradient, that a check
+compares with an expected value.
 """
 
 import re
@@ -110,26 +110,23 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict on an answer that passed its check.
+class CheckPassed:
+    """The result of a check whose answer passed.
 
-    A check returns `Verdict("a note")`, and `check()` fills in the other fields. The box also shows what the check
-    `tried` and what comes `after` the exercise. All of the box's text must be the same in every run, because nbval also
-    compares the box with the one saved in the learner's notebook.
+    The box also shows what the check `tried` and what comes `after` the exercise. All of the box's text must be the
+    same in every run, because nbval also compares the box with the one saved in the learner's notebook.
     """
 
-    note: str = ""
-    exercise: str = ""
-    title: str = ""
-    compared: str = ""
+    exercise: str
+    title: str
+    note: str
+    compared: str
     tried: str = ""
     after: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        lines = [f"Exercise {self.exercise} passed: {self.title}" if self.exercise else "passed"]
-        return "\n".join(
-            [*lines, *(indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text)]
-        )
+        told = [indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text]
+        return "\n".join([f"Exercise {self.exercise} passed: {self.title}", *told])
 
     def _repr_html_(self) -> str:
         head = f"✓ Exercise {self.exercise} passed: {self.title}"

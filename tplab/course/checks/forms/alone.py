@@ -12,8 +12,7 @@ from tplab.course.checks import twins
 from tplab.course.checks.choose import about_report, about_variant, choose
 from tplab.course.checks.describe import describe
 from tplab.course.checks.differences import Differences
-from tplab.course.checks.exercises import fresh_generator
-from tplab.course.checks.ledger import current
+from tplab.course.checks.ledger import current, fresh_generator
 from tplab.course.checks.observation import Claim, Observed
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.run_answer import as_failure

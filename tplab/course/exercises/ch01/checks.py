@@ -8,24 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import Call as Collective
-from tplab.course.checks import (
-    Case,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    Traffic,
-    Twin,
-    called_as,
-    random_tensor,
-    same_memory,
-    traffic,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.messages import receives_from_any_rank
+from tplab.course.checks.observation import Claim, Observed, Snapshot, same_memory
+from tplab.course.checks.recorded_traffic import Call as Collective
+from tplab.course.checks.recorded_traffic import Traffic, traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 
 # Two ranks reveal the most about a mistake, and three ranks are the fewest with two different neighbors. An answer that

@@ -9,21 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    Traffic,
-    Twin,
-    random_tensor,
-    traffic,
-)
-from tplab.course.checks.recorded_traffic import Call
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot
+from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 

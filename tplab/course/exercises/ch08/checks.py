@@ -10,20 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    called_as,
-    observe,
-    random_tensor,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot, observe
 from tplab.course.checks.recorded_traffic import Call, Traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.memory.meter import saved_for_backward
 from tplab.runtime import device
@@ -225,7 +216,7 @@ def right_loss(case: Logits, sample: Sample, place: Place) -> Observed:
 
 
 exercise(
-    "8.2", "The loss and its gradient", takes=["VocabParallelCrossEntropy"],
+    "8.2", "The loss and its gradient", takes=["VocabParallelCrossEntropy"], theirs=["vocab_parallel_cross_entropy"],
     trials=[
         OnRanks(
             cases=[replace(case, columns=5) for case in CASES if case.columns > 1],  # gathering them takes more than 3

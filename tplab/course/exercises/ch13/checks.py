@@ -15,22 +15,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    called_as,
-    random_tensor,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call, in_other_conditions
+from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot
 from tplab.course.checks.recorded_traffic import Call as Message
 from tplab.course.checks.recorded_traffic import Traffic, traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, Seen, exercise
 from tplab.course.exercises.ch13.played import shelf
 from tplab.pipeline.p2p import Channels

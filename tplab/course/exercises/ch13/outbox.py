@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.checks import Case, Claim, Observed, Place, called_as, random_tensor
+from tplab.course.checks.cases import Case, Place, random_tensor
+from tplab.course.checks.observation import Claim, Observed
 from tplab.course.checks.recorded_traffic import Call as Message
 from tplab.course.checks.recorded_traffic import Traffic, traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.pipeline.p2p import Channels
 from tplab.runtime import device, record

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from tplab.cost import clock
-from tplab.course.checks import Claim, NotRun, Observed
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call
+from tplab.course.checks.observation import Claim, NotRun, Observed
 from tplab.course.checks.trials import Seen, exercise
 from tplab.pipeline.schedules import Action
 
