@@ -16,7 +16,7 @@ from tplab.course.checks.exercises import check
 from tplab.course.checks.forms import alone
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.run_answer import TIMEOUT
-from tplab.course.checks.trials import Expected, OnRanks, compare_case, exercise, question_for_case
+from tplab.course.checks.trials import OnRanks, TriedCase, exercise
 from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared, tables
@@ -188,24 +188,10 @@ def test_only_an_answer_whose_calls_differ_is_told_that_it_keeps_something(first
     trial = replace(the_trial(), right=lambda case, problem, place: {"out": right})
     batch = Batch(1, [case], [[(None, place)]], [[]])
     seen = {"out": right.square(), FIRST_CALL: {"out": right if first == "right" else right.square()}}
-    expected = Expected(trial, batch)
-    differences, _ = compare_case(expected, 0, [seen])
-    ask = question_for_case(expected, trial.table("90.81"), 0, [seen], differences, lambda mistake: None)
+    tried = TriedCase(trial, batch, 0)
+    differences, _ = tried.compare([seen])
+    ask = tried.question(trial.table("90.81"), [seen], differences, known=dict)
     assert ask == shared(Twin.AGAIN.value if first == "right" else "other")
-
-
-@pytest.mark.parametrize("uses_observations", [False, True])
-def test_what_is_right_is_computed_once_per_case_unless_it_depends_on_what_the_ranks_observed(uses_observations):
-    calls = []
-
-    def right(case, problem, place):
-        calls.append(case)
-        return {"out": place.observed[place.index]["drawn"] if uses_observations else 1}
-
-    expected = Expected(replace(the_trial(), right=right), Batch(1, [Case()], [[(None, Place(0, (0,), 1))]], [[]]))
-    for drawn in (5, 7):
-        assert expected.of(0, [{"drawn": drawn}]) == [{"out": drawn if uses_observations else 1}]
-    assert len(calls) == (2 if uses_observations else 1)
 
 
 MISSING, DROPPED = "Which rank is missing from the group?", "Which call doesn't pass its group?"

@@ -54,7 +54,6 @@ class Differences(Sequence[Difference]):
 
     names:       the observations that differ on at least one rank, not counting those that the check couldn't make.
     kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it's right on every rank.
-    text(name):  the difference in words.
     ranks(name): the ranks on which the observation differs.
     note:        the description of the case, which the headline shows after p.
     malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype.
@@ -75,13 +74,6 @@ class Differences(Sequence[Difference]):
     def kind(self, name: str) -> str:
         kinds = {d.kind for d in self._all if d.name == name and d.kind != NOT_RUN}
         return "mixed" if len(kinds) > 1 else next(iter(kinds), "")
-
-    def text(self, name: str) -> str:
-        """Describe the difference on the first rank where the observation differs. Return "" if it never differs."""
-        return next((d.text for d in self._all if d.name == name), "")
-
-    def kinds(self) -> set[str]:
-        return {d.kind for d in self._all}
 
     def ranks(self, name: str) -> list[int]:
         return [d.rank for d in self._all if d.name == name and d.kind != NOT_RUN]

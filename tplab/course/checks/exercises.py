@@ -116,7 +116,7 @@ def try_answers(number: str, answers: tuple[Any, ...], seed: int | None, trials:
 
     Raises CheckFailed if the answer is wrong, and NotImplementedError if the answer is still a stub.
     """
-    exercise = EXERCISES[number]
+    exercise = registered(number)
     given = dict(zip(exercise.takes, answers, strict=True))
     with open_ledger(number, seed) as ledger:
         try:

@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
@@ -33,16 +33,14 @@ from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.differences import Differences
 from tplab.course.checks.exercises import registered, try_answers
 from tplab.course.checks.ledger import open_ledger
-from tplab.course.checks.observation import Observed
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.trials import ERROR, Expected, OnRanks, compare_case, observed_by_each, question_for_case
+from tplab.course.checks.trials import ERROR, OnRanks, Seen, TriedCase, ended, observed_by_each
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
 from tplab.course.notebooks.numbering import chapter_of, number_of, package
 from tplab.course.notebooks.rewrite import keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
 
-Observations = Sequence[Observed]  # of each rank, in a case
 FEW = 4  # cases: after them, most mistakes have their question and don't have to run in the others
 LAUNCH_SECONDS = 600.0  # dozens of mistakes share a launch, and the machine may be busy
 RECORD = Path("solutions", "tables.json")
@@ -106,8 +104,12 @@ def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -
                 waiting = {name: answer for name, answer in answers.items() if name not in asked}
                 others = {name: answer for name, answer in answers.items() if name in asked}
                 seen = _run(trial, batch, waiting)
-                asked |= _questions(own, Expected(trial, batch), seen, others)
-                on_the_cpu |= {name for name, cases in seen.items() if any(map(_on_the_cpu, cases))}
+                asked |= _questions(own, trial, batch, seen, others)
+                on_the_cpu |= {
+                    name
+                    for name, cases in seen.items()
+                    if any(rank.get(MADE_THERE) for ranks in cases for rank in ranks)
+                }
     return {name: asked.get(name, shared("device") if name in on_the_cpu else PASSES) for name in mistakes}
 
 
@@ -120,7 +122,7 @@ def _in_small(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _questions(
-    own: Table, expected: Expected, seen: Mapping[str, Sequence[Observations]], others: Mapping[str, Any]
+    own: Table, trial: OnRanks, batch: Batch, seen: Mapping[str, Sequence[Seen]], others: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return {mistake: question} for the mistakes that are wrong in one of a batch's cases.
 
@@ -132,37 +134,30 @@ def _questions(
     first: dict[str, tuple[int, Differences]] = {}
     for name, cases in seen.items():
         for index, observed in enumerate(cases):
-            if _ended(observed):
+            if ended(observed):
                 asked[name] = f"{FAILS}: {observed}"
                 break
-            differences, _ = compare_case(expected, index, observed)
+            differences, _ = TriedCase(trial, batch, index).compare(observed)
             if differences:
                 first[name] = index, differences
                 break
     rows = {mistake.name: number for number, row in enumerate(own.rows) for mistake in row.mistakes}
 
     @cache
-    def in_case(index: int) -> dict[str, Observations]:
+    def in_case(index: int) -> dict[str, Seen]:
         last = max(rows[name] for name, (wrong_in, _) in first.items() if wrong_in == index)
         earlier = {name: answer for name, answer in others.items() if rows[name] < last}
-        runs = _run(expected.trial, expected.batch.only([index]), earlier)
-        return {name: cases[0] for name, cases in runs.items()} | {name: cases[index] for name, cases in seen.items()}
+        runs = {name: cases[0] for name, cases in _run(trial, batch.only([index]), earlier).items()}
+        runs |= {name: cases[index] for name, cases in seen.items()}
+        return {name: observed for name, observed in runs.items() if not ended(observed)}
 
     for name, (index, differences) in first.items():
-        known = partial(_finished, in_case, index)
-        asked[name] = question_for_case(expected, own, index, seen[name][index], differences, known)
+        case = TriedCase(trial, batch, index)
+        asked[name] = case.question(own, seen[name][index], differences, partial(in_case, index))
     return asked
 
 
-def _finished(
-    in_case: Callable[[int], Mapping[str, Observations]], index: int, mistake: Mistake
-) -> Observations | None:
-    """Return what each rank observed in a case, or None if the mistake didn't run to its end."""
-    ranks = in_case(index).get(mistake.name)
-    return None if ranks is None or _ended(ranks) else ranks
-
-
-def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Observations]]:
+def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Seen]]:
     """Return, for each answer, what each rank observed in each case.
 
     An answer that ends the launch runs again by itself, one case after the other. From the case on that ends the launch
@@ -178,20 +173,11 @@ def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, 
             halves = names[: len(names) // 2], names[len(names) // 2 :]
             runs = [_run(trial, batch, {each: answers[each] for each in half}) for half in halves]
             return runs[0] | runs[1]
-    ended: Observations = [{ERROR: "the launch ended"}] * batch.world_size
-    seen: list[Observations] = []
-    while cases > 1 and len(seen) < cases and not (seen and _ended(seen[-1])):
+    error: Seen = [{ERROR: "the launch ended"}] * batch.world_size
+    seen: list[Seen] = []
+    while cases > 1 and len(seen) < cases and not (seen and ended(seen[-1])):
         seen += _run(trial, batch.only([len(seen)]), answers)[names[0]]
-    return {names[0]: seen + [ended] * (cases - len(seen))}
-
-
-def _ended(observed: Observations) -> bool:
-    """Return whether an answer ended in an error."""
-    return any(ERROR in rank for rank in observed)
-
-
-def _on_the_cpu(observed: Observations) -> bool:
-    return any(rank.get(MADE_THERE) for rank in observed)
+    return {names[0]: seen + [error] * (cases - len(seen))}
 
 
 def tried(root: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ table run alongside it on the same ranks and inputs, all of them in a single lau
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from tplab.course.checks.run_answer import TIMEOUT, run_cases, run_ranks
 from tplab.course.checks.twins import Twin
 from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
 from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Mistake, Table, table
+from tplab.course.notebooks.mistakes import Table, table
 from tplab.runtime import Deadlock, RankError, record
 
 Answers = Mapping[str, Any]  # {name: the learner's function or class}
@@ -102,15 +102,14 @@ class OnRanks(Trial):
                 note=lambda case: describe(case, name), question=lambda case, failure: self._about(case, failure, own),
                 timeout=self.timeout,
             )  # fmt: skip
-            expected = Expected(self, batch)
             for index, observed in enumerate(runs):
-                note = describe(batch.cases[index], name)
-                differences, names = compare_case(expected, index, observed)
+                tried = TriedCase(self, batch, index)
+                note = describe(tried.case, name)
+                differences, names = tried.compare(observed)
                 note_the_device(number, batch.world_size, observed, note)
                 if differences:
-                    known = KnownMistakes(number, self, batch, index)
-                    ask = question_for_case(expected, own, index, observed, differences, known)
-                    raise failed(number, differences, names, ask, note)
+                    known = cache(partial(tried.known_mistakes, number))
+                    raise failed(number, differences, names, tried.question(own, observed, differences, known), note)
                 note_right(batch.world_size, observed, names, note)
 
     def batches(self, answer: Any) -> Iterator[Batch]:
@@ -130,107 +129,71 @@ class OnRanks(Trial):
         return ask_about_group(ask) if ask and case.groups else ask
 
 
-class Expected:
-    """What's right in each case of a batch, on each rank.
+@dataclass(frozen=True)
+class TriedCase:
+    """One case of a batch: what's right in it, and the question for an answer that's wrong in it."""
 
-    It's computed once per case, unless it depends on what the ranks observed.
-    """
+    trial: OnRanks
+    batch: Batch
+    index: int
 
-    def __init__(self, trial: OnRanks, batch: Batch) -> None:
-        self.trial, self.batch = trial, batch
-        self._known: dict[int, Seen] = {}
+    @property
+    def case(self) -> Any:
+        return self.batch.cases[self.index]
 
-    def of(self, index: int, observed: Seen) -> Seen:
-        if index in self._known:
-            return self._known[index]
-        case, right, used = self.batch.cases[index], [], False
-        for problem, place in self.batch.problems[index]:
-            group = UsedOrNot([observed[rank] for rank in place.ranks])
-            right.append(twins.expected(case.twin, self.trial.right(case, problem, replace(place, observed=group))))
-            used |= group.used
-        if not used:
-            self._known[index] = right
-        return right
+    def right(self, observed: Seen) -> Seen:
+        """Return what's right on each rank, which may depend on what the ranks observed."""
+        found = []
+        for problem, place in self.batch.problems[self.index]:
+            place = replace(place, observed=[observed[rank] for rank in place.ranks])
+            found.append(twins.expected(self.case.twin, self.trial.right(self.case, problem, place)))
+        return found
 
+    def compare(self, observed: Seen) -> tuple[Differences, list[str]]:
+        """Return the differences from what's right, and the names of all values that were compared."""
+        case, (problem, _) = self.case, self.batch.problems[self.index][0]
+        return compare_ranks(
+            self.batch.world_size, observed, self.right(observed), tol=twins.tolerance(case.twin, self.trial.tol),
+            note=describe(case, "answer"),
+            terms={} if case.twin or case.groups else self.trial.terms(case, problem, self.batch.world_size),
+        )  # fmt: skip
 
-class UsedOrNot(Sequence[Observed]):
-    """A sequence that notices whether somebody looks at it."""
+    def question(
+        self, own: Table, observed: Seen, differences: Differences, known: Callable[[], Mapping[str, Seen]]
+    ) -> str:
+        """Return the question for an answer that's wrong in this case.
 
-    def __init__(self, values: Seen) -> None:
-        self._values, self.used = values, False
+        known: returns what the known mistakes observe, by name. It's only called if the question depends on them
+        """
+        twin, groups = self.case.twin, self.case.groups
+        if twin and not (twin is Twin.AGAIN and _repeats(observed)):
+            return about_variant(differences)
+        if groups and (ask := about_groups(own)):
+            return ask_about_group(ask)
+        right = self.right(observed)
+        ask = choose(
+            own, differences, lambda mistake: explained(known().get(mistake.name), observed, differences, right)
+        )
+        return ask_about_group(ask) if groups else ask
 
-    def __getitem__(self, index: Any) -> Any:
-        self.used = True
-        return self._values[index]
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-def compare_case(expected: Expected, index: int, observed: Seen) -> tuple[Differences, list[str]]:
-    """Compare what the ranks observed in one case of a batch with what's right.
-
-    Returns the differences, and the names of all values that were compared.
-    """
-    trial, batch = expected.trial, expected.batch
-    case, (problem, _) = batch.cases[index], batch.problems[index][0]
-    return compare_ranks(
-        batch.world_size, observed, expected.of(index, observed), tol=twins.tolerance(case.twin, trial.tol),
-        note=describe(case, "answer"),
-        terms={} if case.twin or case.groups else trial.terms(case, problem, batch.world_size),
-    )  # fmt: skip
-
-
-def question_for_case(
-    expected: Expected,
-    own: Table,
-    index: int,
-    observed: Seen,
-    differences: Differences,
-    known: Callable[[Mistake], Seen | None],
-) -> str:
-    """Return the question for an answer that's wrong in one case of a batch.
-
-    known: returns what a known mistake observes in this case, or None if it doesn't run to its end
-    """
-    case = expected.batch.cases[index]
-    if case.twin and not (case.twin is Twin.AGAIN and _repeats(observed)):
-        return about_variant(differences)
-    if case.groups and (ask := about_groups(own)):
-        return ask_about_group(ask)
-    right = expected.of(index, observed)
-    ask = choose(own, differences, lambda mistake: explained(known(mistake), observed, differences, right))
-    return ask_about_group(ask) if case.groups else ask
-
-
-class KnownMistakes:
-    """What the known mistakes of a trial's table observe in a case. They run when somebody first asks.
-
-    Called with a mistake, it returns what each rank observed, or None if the mistake didn't run to its end.
-    """
-
-    def __init__(self, number: str, trial: OnRanks, batch: Batch, index: int) -> None:
-        self.number, self.trial, self.batch, self.index = number, trial, batch, index
-
-    def __call__(self, mistake: Mistake) -> Seen | None:
-        return self._observed.get(mistake.name)
-
-    @cached_property
-    def _observed(self) -> dict[str, Seen]:
-        mistakes = [mistake for mistake in self.trial.table(self.number).mistakes if not mistake.fails]
-        answers = [self.trial.answer(reference_answers(self.number, mistake.of)) for mistake in mistakes]
+    def known_mistakes(self, number: str) -> dict[str, Seen]:
+        """Run the known mistakes of the trial's table. Return what the ranks observed, unless a mistake fails."""
+        mistakes = [mistake for mistake in self.trial.table(number).mistakes if not mistake.fails]
+        answers = [self.trial.answer(reference_answers(number, mistake.of)) for mistake in mistakes]
         try:
             seen = observed_by_each(self.trial, answers, self.batch.only([self.index]))
         except CheckFailed:  # on a machine where one of them doesn't end, symptoms have to do
             return {}
-        return {
-            mistake.name: ranks
-            for mistake, (ranks,) in zip(mistakes, seen, strict=True)
-            if not any(ERROR in rank for rank in ranks)
-        }
+        names = [mistake.name for mistake in mistakes]
+        return {name: ranks for name, (ranks,) in zip(names, seen, strict=True) if not ended(ranks)}
 
 
 ERROR = "error"
+
+
+def ended(observed: Seen) -> bool:
+    """Return whether an answer ended in an error on any rank."""
+    return any(ERROR in rank for rank in observed)
 
 
 def observed_by_each(

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from tplab.course.checks import layouts
 from tplab.course.checks.late import late
-from tplab.course.checks.observation import observing
+from tplab.course.checks.observation import Extra, observing
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.notebooks.mistakes import shared
 
@@ -125,11 +125,10 @@ def loss_in(twin: Twin | None, loss: Any) -> Any:
 @contextmanager
 def observed_as(twin: Twin | None) -> Iterator[None]:
     """Context manager that makes `observe` call the learner's code the way a variant of the case requires."""
-    in_eval_mode = twin is Twin.EVAL_MODE
-    evaluation = twin is Twin.EVALUATION
-    options = {"between": twin is Twin.BETWEEN, "evaluation": evaluation, "later": evaluation or in_eval_mode}
-    adversary = late() if twin is Twin.LATE else nullcontext()
-    with _eval_mode() if in_eval_mode else nullcontext(), observing(**options), adversary:
+    later = twin in (Twin.EVALUATION, Twin.EVAL_MODE)
+    extra = Extra(between=twin is Twin.BETWEEN, evaluation=twin is Twin.EVALUATION, later=later)
+    module_mode = _eval_mode() if twin is Twin.EVAL_MODE else nullcontext()
+    with module_mode, observing(extra), late() if twin is Twin.LATE else nullcontext():
         yield
 
 

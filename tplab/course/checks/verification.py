@@ -41,13 +41,10 @@ def compare_ranks(
     """
     count = 1 if alone else p
     current().alone = alone
-    if len(expected) != count or len(observed) != count:
-        got = f"got {len(observed)} and {len(expected)}"
-        raise ValueError(f"a comparison needs {count} observed and {count} expected results, {got}")
-    names = list(dict.fromkeys(name for rank in range(count) for name in _names(observed[rank], expected[rank])))
+    names = list(dict.fromkeys(name for pair in zip(observed, expected, strict=True) for name in _names(*pair)))
     found = []
     for name in names:
-        seen = [_get(rank_observed, name) for rank_observed in observed]
+        seen = [rank_observed.get(name, MISSING) for rank_observed in observed]
         right = [rank_expected.get(name) for rank_expected in expected]
         for rank in range(count):
             if name not in expected[rank] and not isinstance(seen[rank], (Changed, Claim)):
@@ -78,7 +75,7 @@ def failed(number: str, differences: Differences, names: Sequence[str], ask: str
 
 def note_right(p: int, observed: Sequence[Mapping[str, Any]], names: Sequence[str], note: str) -> None:
     """Record in the ledger that everything was right in a case."""
-    claims = [name for name in names if any(isinstance(_get(rank, name), Claim) for rank in observed)]
+    claims = [name for name in names if any(isinstance(rank.get(name), Claim) for rank in observed)]
     current().cases += 1
     current().values += len(observed) * len(names)
     current().claims.update(dict.fromkeys(claims))
@@ -103,14 +100,6 @@ def note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]], 
         )
 
 
-def _names(observed: Any, expected: Mapping[str, Any]) -> list[str]:
-    if not isinstance(observed, Mapping):
-        return [*expected]
-    return [
-        *expected,
-        *(name for name, value in observed.items() if isinstance(value, (Changed, Claim)) and name != MADE_THERE),
-    ]
-
-
-def _get(observed: Any, name: str) -> Any:
-    return observed.get(name, MISSING) if isinstance(observed, Mapping) else MISSING
+def _names(observed: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    statements = [name for name, value in observed.items() if isinstance(value, (Changed, Claim))]
+    return [*expected, *(name for name in statements if name != MADE_THERE)]
