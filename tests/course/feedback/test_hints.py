@@ -66,32 +66,21 @@ def test_without_a_number_it_is_the_next_exercise_to_do(tmp_path, capsys, monkey
         assert says in " ".join((told.out + told.err).split())
 
 
-def test_a_step_and_all_of_them(root, capsys):
-    shown = []
-    for options in ({"step": 2}, {}, {"step": 1}, {"everything": True}):
-        hints.show("90.1", root, root / ".tplab", **options)
-        shown.append(re.findall(r"hint (\d) of", capsys.readouterr().out))
-    assert shown == [["2"], ["3"], ["1"], ["1", "2", "3"]]
-    hints.show("90.1", root, root / ".tplab", step=1)
-    assert hints.seen(root / ".tplab") == {"90.1": 3}, "looking back forgets nothing"
-
-
-def test_a_hint_is_shown_even_if_that_cannot_be_remembered(root, monkeypatch):
+def test_a_hint_is_shown_even_if_that_cannot_be_remembered(root, monkeypatch, capsys):
     """tests/common/test_files.py says that a file is replaced as a whole."""
     monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError("no space left on device")))
-    assert hints.choose("90.1", root, root / ".tplab", step=2) == [(2, SECOND)]
+    assert hints.show("90.1", root, root / ".tplab") == 0
+    assert "hint 1 of 3" in capsys.readouterr().out
 
 
 def test_misuse_is_told_in_a_sentence_and_remembered_nowhere(root, capsys):
-    for number, step, says in (
-        ("90.3", None, "There are: 90.1, 90.2."),
-        ("17.1", None, "There is no chapter 17. There are: 90."),
-        ("90", None, "tplab hint 4.2"),
-        ("90.a", None, "There is no exercise '90.a'."),
-        ("90.1", 4, "Exercise 90.1 has 3 hints, so there is no hint 4."),
-        ("90.1", 0, "there is no hint 0."),
+    for number, says in (
+        ("90.3", "There are: 90.1, 90.2."),
+        ("17.1", "There is no chapter 17. There are: 90."),
+        ("90", "tplab hint 4.2"),
+        ("90.a", "There is no exercise '90.a'."),
     ):
-        assert hints.show(number, root, root / ".tplab", step=step) == 2
+        assert hints.show(number, root, root / ".tplab") == 2
         assert says in " ".join(capsys.readouterr().err.split())
     (root / "solutions" / "90_tiny.ipynb").write_text('{"cells": [')
     assert hints.show("90.1", root, root / ".tplab") == 2

@@ -18,5 +18,5 @@ default_device     find tensors that the learner's code creates on the CPU even 
 own_functions      detect an answer that calls tplab's own implementation of the exercise
 earlier_answers    find out whether a check fails because the answer to an earlier exercise is wrong
 ledger             keep track of what the running check has compared so far
-predictions, symptoms, failures   define predict(), symptoms() and show_failure()
+predictions, failures   define predict(), symptoms() and show_failure()
 """

@@ -33,9 +33,6 @@ class Call(NamedTuple):
     group: tuple[int, ...]
     waited: bool = True
 
-    def __str__(self) -> str:
-        return f"{self.kind} of {self.numel} {self.dtype} elements" if self.kind != "barrier" else self.kind
-
 
 class Traffic(tuple[Call, ...]):
     """The collectives that one rank entered.

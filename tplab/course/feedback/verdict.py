@@ -79,6 +79,13 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     return f'<table style="{style}">{"".join(lines)}</table>'
 
 
+def text_row(texts: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a table's row as text. In each column, a text that's wider than the column continues on the next line."""
+    columns = [wrap(text, width or 1) for text, width in zip(texts, widths, strict=True)]
+    lines = zip_longest(*columns, fillvalue="")
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
 def in_notebook() -> bool:
     """Return whether this code is running in a notebook kernel."""
     module = sys.modules.get("IPython")
@@ -166,7 +173,8 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
         parts = [self.headline]
         if self.rows:
             widths = [min(_NAMES, max(len(row[column]) for row in self.rows)) for column in (0, 1)]
-            parts.append("\n".join(self._row(row, widths) for row in self.rows))
+            widths.append(max(50, _WIDTH - sum(widths) - 6))
+            parts.append(indent("\n".join(text_row(row, widths) for row in self.rows), "  "))
         if self.right:
             parts.append(fill("Right: " + ", ".join(self.right) + ".", _WIDTH))
         if self.report:
@@ -180,12 +188,6 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
         return "\n\n".join(parts)
 
     __repr__ = __str__
-
-    @staticmethod
-    def _row(row: tuple[str, str, str], widths: list[int]) -> str:
-        texts = wrap(row[2], max(50, _WIDTH - sum(widths) - 6))
-        columns = zip_longest(wrap(row[0], widths[0]), wrap(row[1], widths[1] or 1), texts, fillvalue="")
-        return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in columns)
 
     def html(self, hints: str = "") -> str:
         """Return the failure as an HTML box. `hints` is HTML to append at the bottom."""

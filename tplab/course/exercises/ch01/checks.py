@@ -357,9 +357,9 @@ def run_step(step: Any, case: Scene, given: tuple[Tensor, Tensor], group: Any) -
     with record() as section:
         taken = step(weight, gradient, RATE)
     seen = traffic(section)
-    sent, late = sum(call.numel for call in seen), [str(call) for call in seen if not call.waited]
+    sent, late = sum(call.numel for call in seen), Traffic(call for call in seen if not call.waited)
     said = f"it sends {sent} elements, and the gradient has {gradient.numel()}" if sent > gradient.numel() + 1 else ""
-    waits = f"{late[0]} was started but never waited for" if late else ""
+    waits = str(late) if late else ""
     return {"weight": weight, "step taken": bool(taken), WAITS: Claim(waits), LITTLE: Claim(said)}
 
 
