@@ -236,39 +236,35 @@ def _code(path: Path) -> str:
     return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-def problems(number: str) -> Iterator[str]:
-    """Yield every mistake of an exercise that gets a different question than its own, with the line of its table."""
+def problems(number: str) -> list[str]:
+    """Return every mistake of an exercise that gets a different question than its own, with the line of its table."""
     rows = [row for own in (*_sections_of(number).values(), *tables(SHARED).values()) for row in own.rows]
     lines = {row.ask: f"it gets the question of {row.where}: {row.ask}" for row in reversed(rows)}
+    found = []
     try:
         for name, wanted, asked in questions(number):
             if asked != wanted:
                 should = "pass" if wanted == PASSES else "get the question above it"
-                yield f"{name!r} should {should}, but {lines.get(asked, asked)}"
+                found.append(f"{name!r} should {should}, but {lines.get(asked, asked)}")
     except TableError as error:
-        yield str(error)
-
-
-def _problems(number: str) -> list[str]:
-    return list(problems(number))
+        found.append(str(error))
+    return found
 
 
 def _problems_of_each(numbers: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield (exercise, its problems). There are two processes, so one can compare while ranks of the other run."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        yield from zip(numbers, pool.map(_problems, numbers), strict=True)
+        yield from zip(numbers, pool.map(problems, numbers), strict=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Try the tables of mistakes that have changed.")
-    parser.add_argument("--root", type=Path, default=Path("."), help="the folder that holds solutions/")
-    parser.add_argument(
-        "--check", action="store_true", help="only name the tables that have changed; exit 1 if any has"
-    )
+    parser.add_argument("--check", action="store_true", help="only name these tables; exit 1 if there are any")
     options = parser.parse_args(argv)
-    chapters = [read(path) for path in sources(options.root)]
+    root = Path(".")  # of the repository
+    chapters = [read(path) for path in sources(root)]
     now = {number: fingerprint(chapter, number) for chapter in chapters for number in chapter.of_role("exercise")}
-    before = tried(options.root)
+    before = tried(root)
     changed = [number for number in now if before.get(number) != now[number]]
     if options.check:
         for number in changed:
@@ -281,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed = True
             del now[number]
     if now != before:
-        (options.root / RECORD).write_text(json.dumps(now, indent=0) + "\n", encoding="utf-8")
+        (root / RECORD).write_text(json.dumps(now, indent=0) + "\n", encoding="utf-8")
     return int(failed)
 
 
