@@ -12,11 +12,11 @@ late               hold messages back until a rank waits for them, and find tens
 messages           watch the messages that an answer starts, and keep them from disturbing what runs after it
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic on one rank
-verification       compare every rank's results with the expected values, and list all differences
-differences, mistake_kinds, combinations, describe, recorded_traffic   describe how a result differs from what's right
+differences        compare every rank's results with the expected values, and describe how they differ
+mistake_kinds, combinations, describe, recorded_traffic   describe wrong tensors, other values, and traffic
 default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
 own_functions      detect an answer that calls tplab's own implementation of the exercise
 earlier_answers    find out whether a check fails because the answer to an earlier exercise is wrong
-ledger             keep track of what the running check has compared so far
+ledger             keep track of what the running check has compared so far, and build the failure that it raises
 predictions, failures   define predict(), symptoms() and show_failure()
 """

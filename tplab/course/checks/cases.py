@@ -15,10 +15,10 @@ under no_grad, or use non-contiguous tensors.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import torch
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from tplab.course.checks import layouts, twins
 from tplab.course.checks.default_device import DefaultDevice
-from tplab.course.checks.ledger import fresh_generator
 from tplab.course.checks.messages import messages_kept
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.recorded_traffic import Traffic
@@ -51,8 +50,8 @@ class Case:
     """One way to construct the learner's module or call their function.
 
     groups: the ranks in each process group, or None for the default group, which contains all ranks.
-    twin:   the condition that a variant of the case changes, or None for the original case. `batches` sets this field
-            when it creates the variants, which are called twins.
+    twin:   the condition that a variant of the case changes, or None for the original case. `OnRanks.batches` sets
+            this field when it creates the variants, which are called twins.
     """
 
     groups: Groups | None = None
@@ -128,61 +127,6 @@ class Batch:
         """Return a batch of some of the cases."""
         lists = (self.cases, self.problems, self.given)
         return Batch(self.world_size, *([each[index] for index in indices] for each in lists))
-
-
-def batches(
-    cases: Sequence[Any] | Callable[[int], Sequence[Any]],
-    answer: Any,
-    draw: Callable[[Any, torch.Generator, int], Any],
-    give: Callable[[Any, Any, Place], Any],
-    *,
-    world_sizes: Sequence[int],
-    without: Collection[Twin] | Callable[[Any], Collection[Twin]],
-    layouts_differ: bool,
-    late: bool = False,
-) -> Iterator[Batch]:
-    """Yield the cases to run at each world size, with new random problems. The very first case is yielded alone.
-
-    On two ranks, the others include every variant of every case that makes sense for the answer.
-
-    cases:          instances of subclasses of `Case`, or a function that takes a world size and returns such instances.
-                    Cases with process groups run only on four ranks
-    world_sizes:    in the order in which they're tried. Put the one that exposes mistakes best first
-    without:        the variants of the case (its twins) that make no sense for this exercise, or a function that
-                    returns these variants for a given case
-    layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
-                    tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
-    """
-
-    def packed(case: Any, full: Any, place: Place) -> Any:
-        index = place.index if layouts_differ else 0
-        return layouts.packed(twins.given(case.twin, give(case, full, place), index))
-
-    for world_size in world_sizes:
-        generator = fresh_generator()
-        wanted = cases(world_size) if callable(cases) else cases
-        here = [case for case in wanted if case.groups is None or world_size == 4]
-        if world_size == twins.WORLD_SIZE:
-            here += [
-                replace(case, twin=twin)
-                for twin in Twin
-                if twins.makes_sense(twin, answer) and (late or twin is not Twin.LATE)
-                for case in wanted
-                if case.groups is None and twin not in (without(case) if callable(without) else without)
-            ]
-        for some in filter(None, (here[:1], here[1:]) if world_size == world_sizes[0] else (here,)):
-            problems = [_problems(case, world_size, draw, generator) for case in some]
-            given = [
-                [packed(case, full, place) for full, place in rows] for case, rows in zip(some, problems, strict=True)
-            ]
-            yield Batch(world_size, some, problems, given)
-
-
-def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator) -> list[tuple[Any, Place]]:
-    """Return a (problem, place) pair for every rank. Ranks in the same process group work on the same problem."""
-    members = member_of(world_size, case.groups)
-    drawn = [twins.rounded(case.twin, draw(case, generator, len(members[0][1]))) for _ in case.groups or (0,)]
-    return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
 
 
 def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, tuple[int, ...]]]:

@@ -15,17 +15,24 @@ from typing import Any
 
 import torch
 
-from tplab.course.checks import twins
-from tplab.course.checks.cases import FIRST_CALL, WORLD_SIZES, Batch, Place, batches, describe, on_a_rank
-from tplab.course.checks.choose import about_groups, about_report, about_variant, ask_about_group, choose
-from tplab.course.checks.differences import NOT_RUN, Differences, compare
+from tplab.course.checks import layouts, twins
+from tplab.course.checks.cases import FIRST_CALL, WORLD_SIZES, Batch, Place, describe, member_of, on_a_rank
+from tplab.course.checks.choose import (
+    about_groups,
+    about_report,
+    about_variant,
+    ask_about_group,
+    choose,
+    explained,
+    same,
+)
+from tplab.course.checks.differences import Differences, compare_ranks
+from tplab.course.checks.ledger import failed, fresh_generator, note_right, note_the_device
 from tplab.course.checks.messages import one_sided
-from tplab.course.checks.mistake_kinds import Context
-from tplab.course.checks.observation import Changed, Claim, NotRun, Observed
+from tplab.course.checks.observation import Observed
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.run_answer import TIMEOUT, run_cases, run_ranks
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Table, table
 from tplab.runtime import Deadlock, RankError, record
@@ -65,13 +72,18 @@ class Trial:
 class OnRanks(Trial):
     """A trial that runs the answer in many cases on ranks. See `cases` for the words *case* and *place*.
 
-    cases:       instances of subclasses of `Case`, or a function that takes a world size and returns such instances
+    cases:       instances of subclasses of `Case`, or a function that takes a world size and returns such instances.
+                 Cases with process groups run only on four ranks
     draw, give, run    as in `cases`
     right:       (case, problem, place) -> the observations that are right on the rank at this place
     terms:       (case, problem, size) -> tensors by name, each as a list with one tensor for each of `size` ranks. A
                  wrong tensor is often a combination of these, such as the sum of x without one rank's
-    world_sizes, without, layouts_differ    as in `cases.batches`
-    tol:         the tolerance, as in `verification.compare_ranks`
+    world_sizes: in the order in which they're tried. Put the one that exposes mistakes best first
+    without:     the variants of the case (its twins) that make no sense for this exercise, or a function that returns
+                 these variants for a given case
+    layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
+                 tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
+    tol:         the tolerance, as in `differences.compare_ranks`
     values_on_cpu: whether `run` may return tensors that it has created on the CPU
     timeout:     the seconds after which a launch counts as an endless loop. If the answer only needs milliseconds, the
                  learner shouldn't have to wait for a minute
@@ -113,10 +125,41 @@ class OnRanks(Trial):
                 note_right(batch.world_size, observed, names, note)
 
     def batches(self, answer: Any) -> Iterator[Batch]:
-        return batches(
-            self.cases, answer, self.draw, self.give, world_sizes=self.world_sizes, without=self.without,
-            layouts_differ=self.layouts_differ, late=self.late,
-        )  # fmt: skip
+        """Yield the cases to run at each world size, with new random problems. The very first case is yielded alone.
+
+        On two ranks, the others include every variant of every case that makes sense for the answer.
+        """
+        for world_size in self.world_sizes:
+            generator = fresh_generator()
+            wanted = self.cases(world_size) if callable(self.cases) else self.cases
+            here = [case for case in wanted if case.groups is None or world_size == 4]
+            if world_size == twins.WORLD_SIZE:
+                here += [
+                    replace(case, twin=twin)
+                    for twin in Twin
+                    if twins.makes_sense(twin, answer) and (self.late or twin is not Twin.LATE)
+                    for case in wanted
+                    if case.groups is None
+                    and twin not in (self.without(case) if callable(self.without) else self.without)
+                ]
+            for some in filter(None, (here[:1], here[1:]) if world_size == self.world_sizes[0] else (here,)):
+                problems = [self._problems(case, world_size, generator) for case in some]
+                given = [
+                    [self._packed(case, problem, place) for problem, place in rows]
+                    for case, rows in zip(some, problems, strict=True)
+                ]
+                yield Batch(world_size, some, problems, given)
+
+    def _problems(self, case: Any, world_size: int, generator: torch.Generator) -> list[tuple[Any, Place]]:
+        """Return a (problem, place) pair for every rank. Ranks in the same process group work on the same problem."""
+        members = member_of(world_size, case.groups)
+        size = len(members[0][1])
+        drawn = [twins.rounded(case.twin, self.draw(case, generator, size)) for _ in case.groups or (0,)]
+        return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
+
+    def _packed(self, case: Any, problem: Any, place: Place) -> Any:
+        index = place.index if self.layouts_differ else 0
+        return layouts.packed(twins.given(case.twin, self.give(case, problem, place), index))
 
     def _about(self, case: Any, failure: CheckFailed, own: Table) -> str:
         """Return the question about a run that failed, or "" for the general one."""
@@ -233,43 +276,10 @@ def _each_on_a_rank(
     return seen
 
 
-def explained(theirs: Seen | None, observed: Seen, differences: Differences, expected: Seen) -> int:
-    """Return how much of an answer's differences a known mistake explains: all (2), the first one (1), or nothing (0).
-
-    To explain the first difference, the mistake must have the same wrong value, and whatever is right in the answer
-    must be right in the mistake, too.
-    """
-    if theirs is None:
-        return 0
-    names = dict.fromkeys(name for rank in observed for name in rank)
-    wrong_ones_first = sorted(names, key=lambda name: name not in differences.names)
-    if all(_same(name, theirs, observed) for name in wrong_ones_first):
-        return 2
-    first = next((row.name for row in differences if row.kind != NOT_RUN), "")
-    says_little = not first or "traffic" in first or differences.kind(first) in ("zeros", "none", "changed", "not so")
-    if says_little or _same(first, theirs, expected):
-        return 0
-    fine = [name for name in names if name in expected[0] and name not in differences.names]
-    return int(_same(first, theirs, observed) and all(_same(name, theirs, expected) for name in fine))
-
-
 def _repeats(observed: Seen) -> bool:
     """Return whether a second call on the same data gave the same values as the first, so nothing was left behind."""
     first: Seen = [rank[FIRST_CALL] for rank in observed]
-    return all(_same(name, first, observed) for name in first[0])
-
-
-def _same(name: str, mine: Seen, theirs: Seen) -> bool:
-    """Return whether an observation is the same on every rank."""
-    return all(
-        _same_value(a.get(name), b.get(name), rank) for rank, (a, b) in enumerate(zip(mine, theirs, strict=True))
-    )
-
-
-def _same_value(mine: Any, theirs: Any, rank: int) -> bool:
-    if isinstance(theirs, (Claim, Changed, NotRun, type(None))):
-        return type(mine) is type(theirs) and bool(mine) == bool(theirs)
-    return compare(mine, theirs, Context(1, rank, [], [], guess=False)) is None
+    return all(same(name, first, observed) for name in first[0])
 
 
 @dataclass(frozen=True)
