@@ -13,7 +13,7 @@ messages           watch the messages that an answer starts, and keep them from 
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic on one rank
 differences        compare every rank's results with the expected values, and describe how they differ
-mistake_kinds, combinations, describe, recorded_traffic   describe wrong tensors, other values, and traffic
+tensor_differences, combinations, describe, recorded_traffic   describe wrong tensors, other values, and traffic
 default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
 own_functions      detect an answer that calls tplab's own implementation of the exercise
 earlier_answers    find out whether a check fails because the answer to an earlier exercise is wrong

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tplab.course.checks.differences import NOT_RUN, Differences, compare
-from tplab.course.checks.mistake_kinds import Context
 from tplab.course.checks.observation import Changed, Claim, NotRun, Observed
+from tplab.course.checks.tensor_differences import Context
 from tplab.course.notebooks.mistakes import SHARED, Mistake, Table, shared, tables
 
 Seen = Sequence[Observed]  # what each rank observed

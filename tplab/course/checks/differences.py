@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.describe import describe, describe_sequence
-from tplab.course.checks.mistake_kinds import Context, missing_value, tensor_difference
 from tplab.course.checks.observation import REQUIRES_GRAD, Changed, Claim, NotRun
 from tplab.course.checks.recorded_traffic import Traffic
+from tplab.course.checks.tensor_differences import Context, missing_value, tensor_difference
 from tplab.course.feedback.verdict import names, ranks_text
 
 NOT_RUN = "not run"

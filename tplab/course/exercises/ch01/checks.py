@@ -13,8 +13,7 @@ from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.messages import receives_from_any_rank
 from tplab.course.checks.observation import Claim, Observed, Snapshot, same_memory
-from tplab.course.checks.recorded_traffic import Call as Collective
-from tplab.course.checks.recorded_traffic import Traffic, traffic
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
 from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, Seen, exercise
 from tplab.course.checks.twins import Twin
@@ -98,10 +97,10 @@ def right_chunks(case: Root, problem: Chunks, place: Place) -> Observed:
     here, there = ("send", "recv") if at_root else ("recv", "send")  # what this rank does in scatter and in gather
     right: Observed = {}
     if case.scatters:
-        sent = Traffic(Collective(here, mine.numel(), "float64", (case.root, other)) for other in others)
+        sent = Traffic(CollectiveCall(here, mine.numel(), "float64", (case.root, other)) for other in others)
         right |= {"out": mine, "returned": mine, "scatter traffic": sent}
     if case.gathers:
-        sent = Traffic(Collective(there, mine.numel(), "float64", (other, case.root)) for other in others)
+        sent = Traffic(CollectiveCall(there, mine.numel(), "float64", (other, case.root)) for other in others)
         right |= {"gathered": problem.xs if at_root else None, "gather traffic": sent}
     return right
 
@@ -169,8 +168,8 @@ def ring_traffic(place: Place, count: int, numel: int) -> Traffic:
         return Traffic()
     rank, p, step = place.index, place.size, direction(place.observed)
     return Traffic(
-        [Collective("send", numel, "float64", (rank, (rank + step) % p))] * count
-        + [Collective("recv", numel, "float64", ((rank - step) % p, rank))] * count
+        [CollectiveCall("send", numel, "float64", (rank, (rank + step) % p))] * count
+        + [CollectiveCall("recv", numel, "float64", ((rank - step) % p, rank))] * count
     )
 
 

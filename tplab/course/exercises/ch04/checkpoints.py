@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot
-from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
@@ -187,7 +187,9 @@ def gathers(place: Place) -> Traffic:
     split = [saved for saved in PARAMETERS.values() if saved.split and place.size > 1]
     dtypes = [str(saved.dtype).removeprefix("torch.") for saved in split]
     sizes = [math.prod(saved.shape) for saved in split]
-    return Traffic(Call("all_gather", size, dtype, place.ranks) for size, dtype in zip(sizes, dtypes, strict=True))
+    return Traffic(
+        CollectiveCall("all_gather", size, dtype, place.ranks) for size, dtype in zip(sizes, dtypes, strict=True)
+    )
 
 
 def checkpoint(of: str, part: str, note: str, **options: Any) -> OnRanks:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tplab.course.checks import twins
 from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot, observe
-from tplab.course.checks.recorded_traffic import Call, Traffic
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic
 from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.memory.meter import saved_for_backward
@@ -114,7 +114,9 @@ def spends(seen: Observed, given: Tensor, most: int, right: int) -> Observed:
     if sum(mine) > most * given.numel() * max(given.element_size(), 4):
         return seen
     dtype = str(given.dtype).removeprefix("torch.")
-    return seen | {"forward traffic": Traffic([Call("all_reduce", given.numel(), dtype, calls[0].group)] * right)}
+    return seen | {
+        "forward traffic": Traffic([CollectiveCall("all_reduce", given.numel(), dtype, calls[0].group)] * right)
+    }
 
 
 def run_logsumexp(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
