@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -291,15 +291,11 @@ def fails_while_it_sends() -> str:
         return type(error).__name__
 
 
-def own_layers(late_or_slow: str) -> list[Any]:
+def own_layers(adversary: AbstractContextManager[Any]) -> list[Any]:
     """Two layers and three pipeline schedules of tplab, the losses and gradients of each."""
     torch.manual_seed(0)
     rank, seen = dist.get_rank(), list[Any]()
-    with ExitStack() as stack:
-        if "slow" in late_or_slow:
-            stack.enter_context(slow_link(1e-4, 1e9))
-        if "late" in late_or_slow:
-            stack.enter_context(late())
+    with adversary:
         up, down = ColumnParallelLinear(8, 8), RowParallelLinear(8, 8)
         x = torch.randn(4, 8, requires_grad=True)
         down(up(x)).sum().backward()
@@ -323,7 +319,7 @@ def run_all() -> dict[str, Any]:
     return {
         "orders": everything_in_three_orders(),
         "right": right_programs(),
-        "layers": [own_layers(how) for how in ("", "late", "slow", "late and slow")],
+        "layers": [own_layers(each) for each in (nullcontext(), late(), slow_link(1e-4, 1e9))],
         "read": reads_too_early(),
         "caught": caught(),
         "error": fails_while_it_sends(),
