@@ -5,15 +5,13 @@ are in `mistakes.md` in this folder.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tplab.course.checks.differences import NOT_RUN, Differences, compare
-from tplab.course.checks.observation import Changed, Claim, NotRun, Observed
+from tplab.course.checks.observation import Changed, Claim, NotRun, Seen
 from tplab.course.checks.tensor_differences import Context
 from tplab.course.notebooks.mistakes import SHARED, Mistake, Table, shared, tables
-
-Seen = Sequence[Observed]  # what each rank observed
 
 # Sections of SHARED: questions to consider before an exercise's own, after them, and instead of them
 FIRST, LAST, VARIANTS = "first", "last", "variants"

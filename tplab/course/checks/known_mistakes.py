@@ -33,8 +33,9 @@ from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.differences import Differences
 from tplab.course.checks.exercises import registered, try_answers
 from tplab.course.checks.ledger import open_ledger
+from tplab.course.checks.observation import Seen
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.trials import ERROR, OnRanks, Seen, TriedCase, ended, observed_by_each
+from tplab.course.checks.trials import ERROR, OnRanks, TriedCase, ended, observed_by_each
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
 from tplab.course.notebooks.numbering import chapter_of, number_of, package

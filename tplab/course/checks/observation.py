@@ -25,6 +25,7 @@ from tplab.course.feedback.tracebacks import VOTE_SHAPE
 from tplab.runtime import record
 
 Observed = dict[str, Any]
+Seen = Sequence[Observed]  # what each rank observed
 
 GROUPS_LEFT = "later calls create no new process groups"
 REQUIRES_GRAD = "requires_grad of "

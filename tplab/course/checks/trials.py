@@ -29,7 +29,7 @@ from tplab.course.checks.choose import (
 from tplab.course.checks.differences import Differences, compare_ranks
 from tplab.course.checks.ledger import failed, fresh_generator, note_right, note_the_device
 from tplab.course.checks.messages import one_sided
-from tplab.course.checks.observation import Observed
+from tplab.course.checks.observation import Observed, Seen
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.run_answer import TIMEOUT, run_cases, run_ranks
 from tplab.course.checks.twins import Twin
@@ -38,7 +38,6 @@ from tplab.course.notebooks.mistakes import Table, table
 from tplab.runtime import Deadlock, RankError, record
 
 Answers = Mapping[str, Any]  # {name: the learner's function or class}
-Seen = Sequence[Observed]  # what each rank observed
 
 
 @dataclass(frozen=True, kw_only=True)

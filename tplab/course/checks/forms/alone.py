@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from tplab.course.checks import twins
-from tplab.course.checks.choose import Seen, about_report, about_variant, choose, explained
+from tplab.course.checks.choose import about_report, about_variant, choose, explained
 from tplab.course.checks.describe import describe
 from tplab.course.checks.differences import Differences, compare_ranks
 from tplab.course.checks.ledger import current, failed, fresh_generator, note_right, note_the_device
-from tplab.course.checks.observation import Claim, Observed
+from tplab.course.checks.observation import Claim, Observed, Seen
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.run_answer import as_failure
 from tplab.course.checks.trials import Answers, Trial

@@ -12,10 +12,10 @@ from tplab.course.checks import twins
 from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.messages import receives_from_any_rank
-from tplab.course.checks.observation import Claim, Observed, Snapshot, same_memory
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, same_memory
 from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
 from tplab.course.checks.run_answer import called_as
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 

@@ -17,10 +17,10 @@ from tplab.course.checks.cases import GROUPS, WORLD_SIZES, Case, Place, random_t
 from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.forms.alone import Alone, Call, refusals
 from tplab.course.checks.forms.layers import Built, Layer, Problem, Weight
-from tplab.course.checks.observation import Claim, Observed, Snapshot, same_memory
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, same_memory
 from tplab.course.checks.recorded_traffic import traffic
 from tplab.course.checks.run_answer import called_as
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
 from tplab.runtime import record
 from tplab.tensor.sharding import Sharding

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tplab.course.checks.cases import Case, Place
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.observation import Claim, NotRun, Observed
+from tplab.course.checks.observation import Claim, NotRun, Observed, Seen
 from tplab.course.checks.run_answer import called_as
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
 from tplab.runtime import device
 

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from tplab.course.checks import twins
 from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.forms.alone import Alone, Call
-from tplab.course.checks.observation import Claim, Observed, Snapshot, observe, portable
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, observe, portable
 from tplab.course.checks.recorded_traffic import traffic
 from tplab.course.checks.run_answer import called_as
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 from tplab.tensor.operators import copy_to_region, reduce_from_region

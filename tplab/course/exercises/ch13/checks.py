@@ -19,10 +19,10 @@ from tplab.course.checks import twins
 from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call, in_other_conditions
-from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot
+from tplab.course.checks.observation import Changed, Claim, Observed, Seen, Snapshot
 from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
 from tplab.course.checks.run_answer import called_as
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.exercises.ch13.played import shelf
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import Action
