@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import tplab
+from tests.course.checks import refused
 from tplab.course.checks import trials
 from tplab.course.checks.cases import Case, random_tensor
 from tplab.course.checks.exercises import check
@@ -19,7 +20,6 @@ from tplab.course.checks.late import EarlyAccessError, late
 from tplab.course.checks.recorded_traffic import traffic
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
-from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared, tables
 from tplab.pipeline import Channels, Pipeline, schedules
 from tplab.runtime import record, slow_link
@@ -410,7 +410,6 @@ def test_a_check_with_late_messages(chapter, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(trials, "reference_answers", lambda number, change=None: {})
     exercise("90.82", "Means", takes=["means"], trials=[means], passed="Means.")
     assert "Means." in str(check("90.82", sums_and_divides))
-    with pytest.raises(CheckFailed) as failure:
-        check("90.82", divides_and_then_waits)
-    assert Twin.LATE.value in failure.value.headline
-    assert failure.value.question == shared(Twin.LATE.value)
+    failure = refused("90.82", divides_and_then_waits)
+    assert Twin.LATE.value in failure.headline
+    assert failure.question == shared(Twin.LATE.value)

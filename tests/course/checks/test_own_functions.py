@@ -8,8 +8,7 @@ from tests.course.test_chapters import EXERCISES
 from tplab.course.checks.exercises import check, registered
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.own_functions import tplabs_own
-from tplab.course.checks.trials import Trial, exercise
-from tplab.course.notebooks.mistakes import Table
+from tplab.course.checks.trials import exercise
 from tplab.tensor import linear
 from tplab.tensor.linear import ColumnParallelLinear as Theirs
 
@@ -51,9 +50,8 @@ def test_tplabs_own_version_is_found(answer, theirs, own):
     assert tplabs_own([answer], theirs) == own
 
 
-@pytest.mark.usefixtures("chapter")
-def test_the_verdict_says_so(monkeypatch):
-    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ()))
+@pytest.mark.usefixtures("table")
+def test_the_verdict_says_so():
     trial = Alone(
         calls=lambda generator: [Call(1, "one")], run=lambda answer, call: one({"value": call.given}),
         right=lambda call: one({"value": call.given}),

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.course.checks import refused
 from tplab.course.checks import trials
 from tplab.course.checks.cases import FIRST_CALL, Batch, Case, Place, random_tensor
 from tplab.course.checks.choose import about_report
@@ -18,7 +19,6 @@ from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.run_answer import TIMEOUT
 from tplab.course.checks.trials import OnRanks, TriedCase, exercise
 from tplab.course.checks.twins import Twin
-from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared, tables
 
 TABLE = """
@@ -144,9 +144,7 @@ def rank_0_never_ends(x):
 def test_a_wrong_answer_gets_its_question(answer, asked):
     trial = replace(the_trial(), timeout=1.0 if answer is rank_0_never_ends else TIMEOUT)
     exercise("90.81", "Add", takes=["total"], trials=[trial], passed="It adds.")
-    with pytest.raises(CheckFailed) as failed:
-        check("90.81", answer)
-    assert failed.value.question == asked
+    assert refused("90.81", answer).question == asked
 
 
 def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
@@ -157,9 +155,7 @@ def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
         right=lambda call: one({"out": call.given + 1}),
     )  # fmt: skip
     exercise("90.82", "Add one", takes=["more"], trials=[trial], passed="It adds.")
-    with pytest.raises(CheckFailed) as failed:
-        check("90.82", lambda x: x + 2)
-    assert failed.value.question == "Is that two more?"
+    assert refused("90.82", lambda x: x + 2).question == "Is that two more?"
 
 
 @pytest.mark.parametrize(
@@ -175,10 +171,9 @@ def test_a_call_that_is_not_about_ranks_shows_no_number_of_ranks(shows, report):
     verdict = check("90.82", lambda x: x + 1)
     assert verdict.compared == "Right: next."
     assert "rank" not in verdict.tried
-    with pytest.raises(CheckFailed) as failed:
-        check("90.82", lambda x: x + 2)
-    assert failed.value.headline == "Exercise 90.82, the successor of 5: wrong."
-    assert failed.value.report == report
+    failure = refused("90.82", lambda x: x + 2)
+    assert failure.headline == "Exercise 90.82, the successor of 5: wrong."
+    assert failure.report == report
 
 
 @pytest.mark.parametrize("first", ["right", "wrong"])
