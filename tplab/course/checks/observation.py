@@ -134,22 +134,18 @@ def observe(
         for tensor in own.values():
             tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
     agreement = side_group()
-    others = [_leaf(_other_numbers(tensor)) for tensor in leaves.values()] if extra.between else []
-    same_size = others
-    if any_size is not None:
-        others = [_twice_as_long(tensor, any_size) for tensor in others]
-    if others:
-        run(*others)
-        if any_size is not None:
-            run(*(_leaf(tensor) for tensor in same_size))
+    others = [_other_numbers(tensor) for tensor in leaves.values()] if extra.between else []
+    calls = [others] if others else []
+    if others and any_size is not None:
+        calls.insert(0, [_twice_as_long(tensor, any_size) for tensor in others])
+    for values in calls:
+        run(*map(_leaf, values))
     evaluated = _evaluate(run, leaves) if extra.evaluation else None
     with record() as forward:
         out = run(*(leaf.view_as(leaf) if extra.later else leaf for leaf in leaves.values()))
     groups = _number_of_groups()
-    if others:
-        if any_size is not None:
-            run(*(_leaf(tensor) for tensor in same_size))
-        run(*(_leaf(tensor) for tensor in others))
+    for values in reversed(calls):
+        run(*map(_leaf, values))
     noted: Observed = {
         "out": portable(out) if evaluated is None else evaluated[0],
         "forward traffic": traffic(forward),
@@ -170,7 +166,7 @@ def observe(
         noted["backward traffic"] = traffic(backward)
         added = {"d" + name: portable(_added(tensor)) for name, tensor in own.items()}
         if others and ways_back:
-            _backward_once_more(run, same_size, upstream, agreement)
+            _backward_once_more(run, others, upstream, agreement)
         noted |= {"d" + name: portable(None if tensor is None else tensor.grad) for name, tensor in watched.items()}
         noted |= added
     noted["inputs unchanged"] = Changed(dict.fromkeys([*(evaluated[1] if evaluated else ()), *snapshot.changed()]))
@@ -253,8 +249,7 @@ def _other_numbers(tensor: Tensor) -> Tensor:
 
 
 def _twice_as_long(tensor: Tensor, dim: int) -> Tensor:
-    longer = torch.cat([tensor.detach()] * 2, dim) if tensor.dim() else tensor.detach()
-    return longer.requires_grad_(tensor.requires_grad)
+    return torch.cat([tensor] * 2, dim) if tensor.dim() else tensor
 
 
 def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
@@ -313,10 +308,8 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
         if gradient is None:
             gradient = torch.ones((), dtype=output.dtype, device=output.device).expand(output.shape)
         if output.shape != gradient.shape:
-            return (
-                [],
-                f"the output has the shape {list(output.shape)}, but its gradient has the shape {list(gradient.shape)}",
-            )
+            shapes = list(output.shape), list(gradient.shape)
+            return [], "the output has the shape {}, but its gradient has the shape {}".format(*shapes)
         pairs.append((output, gradient.to(output.dtype)))
     return pairs, ""
 

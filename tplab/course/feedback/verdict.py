@@ -201,9 +201,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
         if self.question:
             parts.append(paragraph("→ " + self.question, strong=True))
         if self.footnote:
-            parts.append(
-                f'<div style="margin-top: 0.35em; opacity: 0.7; font-size: 85%;">{escape(self.footnote)}</div>'
-            )
+            parts.append(paragraph(self.footnote, small=True))
         return box(RED, *parts, hints)
 
     def _render_traceback_(self) -> list[str]:
