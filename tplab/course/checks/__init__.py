@@ -1,4 +1,11 @@
-"""This package contains the building blocks for checks.
+"""This package contains the building blocks for checks. Its modules use these words:
+
+answer        the learner's function or class, or several of them, if an exercise asks for several
+trial         what a check tries with an answer. It runs the answer in many cases on ranks, or calls it in this process
+case          one way to construct the learner's module or call their function
+twin          a variant of a case that differs in one condition, such as the dtype
+observation   a named value that a check records on a rank, such as "dx"
+ledger        what a running check has compared so far
 
 exercises          define `check("4.1", answer)`
 trials             define what a check tries, register it, and run the known mistakes beside a wrong answer

@@ -1,7 +1,6 @@
 """Test cases, and running an answer in them: on 1, 2 and 4 ranks, in process groups, and in variants of each case.
 
-A case is one way to construct the learner's module or call their function. A trial (`trials.OnRanks`) consists of its
-cases and these functions. An observation is a named value that a check records on a rank, such as "dx".
+A trial (`trials.OnRanks`) consists of its cases and these functions:
 
     draw    (case, generator, size)        creates the full problem, such as random tensors, for a group of `size` ranks
     give    (case, problem, place)         returns the part of the problem that the rank at this place receives

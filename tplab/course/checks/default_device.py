@@ -10,8 +10,6 @@ still be on the CPU, while any other tensor would be on the GPU.
     with DefaultDevice() as watch:
         out = function(x)
     watch.claims({"out": out})        # an observation that says what would go wrong with a GPU, or nothing
-
-An observation is a named value that the check records on every rank.
 """
 
 import re

@@ -1,7 +1,6 @@
 """Compare an observation with the expected value, and describe how the observation differs.
 
-An observation is a named value recorded on a rank, such as "dx". The description is specific: it says "exactly 2
-times the correct tensor" rather than "not close".
+The description is specific: it says "exactly 2 times the correct tensor" rather than "not close".
 
     compare(seen, expected, context) -> None | (kind, text)
 

@@ -1,13 +1,11 @@
 """Run the check for an exercise, as in `check("4.1", ColumnParallelLinear)`.
 
-An answer is the learner's function or class, and an exercise's check decides whether the answer is correct. The modules
-in the chapter's package `tplab/course/exercises/chNN/` register the checks with `trials.exercise`:
+The modules in a chapter's package `tplab/course/exercises/chNN/` register its checks with `trials.exercise`:
 
     exercise("4.1", "...", takes=["ColumnParallelLinear"], trials=COLUMN.trials([Built()]), passed="...")
 
 Inputs are random and differ between ranks. A check computes the expected values with plain PyTorch in float64, in a
-single process. Observations are named values that the check records on a rank, such as "dx". The check compares every
-observation on every rank before it reports anything. A check's ledger keeps track of what the check has compared.
+single process. It compares every observation on every rank before it reports anything.
 """
 
 import importlib

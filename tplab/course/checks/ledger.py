@@ -1,7 +1,7 @@
 """A ledger keeps track of a running check.
 
 The ledger stores the seed of the check's random inputs, the observations that the check has compared, and the world
-sizes at which the answer was right. An observation is a named value that the check records on a rank, such as "dx".
+sizes at which the answer was right.
 """
 
 import secrets

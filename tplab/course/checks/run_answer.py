@@ -5,8 +5,7 @@ run_ranks    run a program on p ranks
 run_cases    run several cases of a program on p ranks, and name the case that failed
 called_as    show the call if the learner's function raises an exception on a rank
 
-A case is one way to construct the learner's module or call their function. While a check runs, its ledger counts the
-messages that the ranks send.
+While a check runs, its ledger counts the messages that the ranks send.
 """
 
 import os

@@ -1,9 +1,8 @@
 """A twin is a variant of a case that differs in one condition, such as the dtype or the memory layout of the tensors.
 
-A case is one way to construct the learner's module or call their function. An answer can be right for a case but wrong
-for one of its variants. For example, the answer may hardcode a dtype instead of using its input's dtype, keep a value
-between calls, or write into a copy of a tensor when it should write into the tensor itself. `cases.batches` makes all
-variants of every case, so a check doesn't have to create any variants itself.
+An answer can be right for a case but wrong for one of its variants. For example, the answer may hardcode a dtype instead
+of using its input's dtype, keep a value between calls, or write into a copy of a tensor when it should write into the
+tensor itself. `OnRanks.batches` makes all variants of every case, so a check doesn't have to create any itself.
 """
 
 from collections.abc import Iterator
