@@ -103,8 +103,8 @@ class Place:
         return torch.cat(slices, dim) if blocks > 1 else slices[0]
 
 
-def describe(case: Any, name: str) -> str:
-    """Describe a case for a headline, as in "f of x with 3 dimensions in bfloat16"."""
+def title_of(case: Any, name: str) -> str:
+    """Return a case's title for a headline, as in "f of x with 3 dimensions in bfloat16"."""
     notes = [case.describe(name), IN_GROUPS if case.groups else "", twins.note(case.twin)]
     return " ".join(filter(None, notes))
 
@@ -177,7 +177,7 @@ def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence
     run, answer, values_on_cpu = given
     seen = []
     for case, mine in zip(cases, data, strict=True):
-        title = f"p = {dist.get_world_size()}, {describe(case, getattr(answer, '__name__', 'the answer'))}:"
+        title = f"p = {dist.get_world_size()}, {title_of(case, getattr(answer, '__name__', 'the answer'))}:"
         titled: Any = Titled(title, sys.stdout)
         # A twin creates its tensors on the same devices as the original case, so watching it would only take time
         watch = DefaultDevice() if case.twin is None else None

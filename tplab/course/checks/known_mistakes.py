@@ -30,7 +30,6 @@ from tplab.common.imports import ImportGraph
 from tplab.course.checks.cases import Batch
 from tplab.course.checks.choose import ask_about_group
 from tplab.course.checks.default_device import MADE_THERE
-from tplab.course.checks.differences import Differences
 from tplab.course.checks.exercises import registered, try_answers
 from tplab.course.checks.ledger import open_ledger
 from tplab.course.checks.observation import Seen
@@ -100,12 +99,10 @@ def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -
     on_the_cpu: set[str] = set()
     with open_ledger(number, seed):
         for trial in trials:
-            answers = {name: trial.answer(named) for name, named in mistakes.items()}
             for batch in _in_small(trial.batches(trial.answer(reference_answers(number)))):
-                waiting = {name: answer for name, answer in answers.items() if name not in asked}
-                others = {name: answer for name, answer in answers.items() if name in asked}
+                waiting = {name: trial.answer(named) for name, named in mistakes.items() if name not in asked}
                 seen = _run(trial, batch, waiting)
-                asked |= _questions(own, trial, batch, seen, others)
+                asked |= _questions(number, trial, batch, seen)
                 on_the_cpu |= {
                     name
                     for name, cases in seen.items()
@@ -122,39 +119,23 @@ def _in_small(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield from map(batch.only, filter(None, (original[:FEW], original[FEW:], twins[:FEW], twins[FEW:])))
 
 
-def _questions(
-    own: Table, trial: OnRanks, batch: Batch, seen: Mapping[str, Sequence[Seen]], others: Mapping[str, Any]
-) -> dict[str, str]:
+def _questions(number: str, trial: OnRanks, batch: Batch, seen: Mapping[str, Sequence[Seen]]) -> dict[str, str]:
     """Return {mistake: question} for the mistakes that are wrong in one of a batch's cases.
 
-    seen:   {mistake: what each rank observed, in each case}
-    others: the mistakes that have their question. They're only compared with, in the cases where a mistake is wrong. A
-            mistake explains itself, so only those in earlier rows can get it another question than its own
+    seen: {mistake: what each rank observed, in each case}
     """
     asked: dict[str, str] = {}
-    first: dict[str, tuple[int, Differences]] = {}
+    tried = [TriedCase(trial, batch, index) for index in range(len(batch.cases))]
+    known = [cache(partial(case.known_mistakes, number)) for case in tried]
     for name, cases in seen.items():
         for index, observed in enumerate(cases):
             if ended(observed):
                 asked[name] = f"{FAILS}: {observed}"
                 break
-            differences, _ = TriedCase(trial, batch, index).compare(observed)
+            differences, _ = tried[index].compare(observed)
             if differences:
-                first[name] = index, differences
+                asked[name] = tried[index].question(trial.table(number), observed, differences, known[index])
                 break
-    rows = {mistake.name: number for number, row in enumerate(own.rows) for mistake in row.mistakes}
-
-    @cache
-    def in_case(index: int) -> dict[str, Seen]:
-        last = max(rows[name] for name, (wrong_in, _) in first.items() if wrong_in == index)
-        earlier = {name: answer for name, answer in others.items() if rows[name] < last}
-        runs = {name: cases[0] for name, cases in _run(trial, batch.only([index]), earlier).items()}
-        runs |= {name: cases[index] for name, cases in seen.items()}
-        return {name: observed for name, observed in runs.items() if not ended(observed)}
-
-    for name, (index, differences) in first.items():
-        case = TriedCase(trial, batch, index)
-        asked[name] = case.question(own, seen[name][index], differences, partial(in_case, index))
     return asked
 
 

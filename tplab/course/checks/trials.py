@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tplab.course.checks import layouts, twins
-from tplab.course.checks.cases import FIRST_CALL, WORLD_SIZES, Batch, Place, describe, member_of, on_a_rank
+from tplab.course.checks.cases import FIRST_CALL, WORLD_SIZES, Batch, Place, member_of, on_a_rank, title_of
 from tplab.course.checks.choose import (
     about_groups,
     about_report,
@@ -110,12 +110,12 @@ class OnRanks(Trial):
         for batch in self.batches(answer):
             runs = run_cases(
                 on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
-                note=lambda case: describe(case, name), question=lambda case, failure: self._about(case, failure, own),
+                note=lambda case: title_of(case, name), question=lambda case, failure: self._about(case, failure, own),
                 timeout=self.timeout,
             )  # fmt: skip
             for index, observed in enumerate(runs):
                 tried = TriedCase(self, batch, index)
-                note = describe(tried.case, name)
+                note = title_of(tried.case, name)
                 differences, names = tried.compare(observed)
                 note_the_device(number, batch.world_size, observed, note)
                 if differences:
@@ -167,7 +167,7 @@ class OnRanks(Trial):
         if case.twin:
             return "" if late else twins.question(case.twin, failure.report)
         ended = "late" if late else "stuck" if isinstance(cause, Deadlock) else "crash"
-        ask = about_report(own, failure.report, ended, note=describe(case, "answer"), in_groups=bool(case.groups))
+        ask = about_report(own, failure.report, ended, note=title_of(case, "answer"), in_groups=bool(case.groups))
         return ask_about_group(ask) if ask and case.groups else ask
 
 
@@ -196,7 +196,7 @@ class TriedCase:
         case, (problem, _) = self.case, self.batch.problems[self.index][0]
         return compare_ranks(
             self.batch.world_size, observed, self.right(observed), tol=twins.tolerance(case.twin, self.trial.tol),
-            note=describe(case, "answer"),
+            note=title_of(case, "answer"),
             terms={} if case.twin or case.groups else self.trial.terms(case, problem, self.batch.world_size),
         )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """A twin is a variant of a case that differs in one condition, such as the dtype or the memory layout of the tensors.
 
-An answer can be right for a case but wrong for one of its variants. For example, the answer may hardcode a dtype instead
-of using its input's dtype, keep a value between calls, or write into a copy of a tensor when it should write into the
-tensor itself. `OnRanks.batches` makes all variants of every case, so a check doesn't have to create any itself.
+An answer can be right for a case but wrong for one of its variants. For example, the answer may hardcode a dtype
+instead of using its input's dtype, keep a value between calls, or write into a copy of a tensor when it should write
+into the tensor itself. `OnRanks.batches` makes all variants of every case, so a check doesn't have to create any of
+them.
 """
 
 from collections.abc import Iterator
