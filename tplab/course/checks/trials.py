@@ -31,11 +31,11 @@ from tplab.course.checks.ledger import failed, fresh_generator, note_right, note
 from tplab.course.checks.messages import one_sided
 from tplab.course.checks.observation import Observed, Seen
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.run_answer import TIMEOUT, run_cases, run_ranks
+from tplab.course.checks.run_answer import TIMEOUT, how_it_ended, run_cases, run_ranks
 from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Table, table
-from tplab.runtime import Deadlock, RankError, record
+from tplab.runtime import record
 
 Answers = Mapping[str, Any]  # {name: the learner's function or class}
 
@@ -162,11 +162,9 @@ class OnRanks(Trial):
 
     def _about(self, case: Any, failure: CheckFailed, own: Table) -> str:
         """Return the question about a run that failed, or "" for the general one."""
-        cause = failure.__cause__
-        late = isinstance(cause, RankError) and cause.cause_type == "timeout"
+        ended = how_it_ended(failure.__cause__)
         if case.twin:
-            return "" if late else twins.question(case.twin, failure.report)
-        ended = "late" if late else "stuck" if isinstance(cause, Deadlock) else "crash"
+            return "" if ended == "late" else twins.question(case.twin, failure.report)
         ask = about_report(own, failure.report, ended, note=title_of(case, "answer"), in_groups=bool(case.groups))
         return ask_about_group(ask) if ask and case.groups else ask
 
