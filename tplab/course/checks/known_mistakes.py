@@ -126,7 +126,7 @@ def _questions(number: str, trial: OnRanks, batch: Batch, seen: Mapping[str, Seq
     """
     asked: dict[str, str] = {}
     tried = [TriedCase(trial, batch, index) for index in range(len(batch.cases))]
-    known = [cache(partial(case.known_mistakes, number)) for case in tried]
+    known = [cache(partial(case.known_mistakes, number, LAUNCH_SECONDS)) for case in tried]
     for name, cases in seen.items():
         for index, observed in enumerate(cases):
             if ended(observed):

@@ -216,12 +216,12 @@ class TriedCase:
         )
         return ask_about_group(ask) if groups else ask
 
-    def known_mistakes(self, number: str) -> dict[str, Seen]:
+    def known_mistakes(self, number: str, timeout: float = TIMEOUT) -> dict[str, Seen]:
         """Run the known mistakes of the trial's table. Return what the ranks observed, unless a mistake fails."""
         mistakes = [mistake for mistake in self.trial.table(number).mistakes if not mistake.fails]
         answers = [self.trial.answer(reference_answers(number, mistake.of)) for mistake in mistakes]
         try:
-            seen = observed_by_each(self.trial, answers, self.batch.only([self.index]))
+            seen = observed_by_each(self.trial, answers, self.batch.only([self.index]), timeout)
         except CheckFailed:  # on a machine where one of them doesn't end, symptoms have to do
             return {}
         names = [mistake.name for mistake in mistakes]
