@@ -142,12 +142,7 @@ def _passes(number: str, answers: tuple[Any, ...]) -> bool:
 
     If the check last ran on exactly the same answers, reuse that result instead of running the check again.
     """
-    known = _passed.get(number)
-    if (
-        known is None
-        or len(known[0]) != len(answers)
-        or any(a is not b for a, b in zip(known[0], answers, strict=True))
-    ):
+    if number not in _passed or [*map(id, _passed[number][0])] != [*map(id, answers)]:
         try:
             try_answers(number, answers, None)
             _passed[number] = answers, True
