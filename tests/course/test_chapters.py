@@ -18,6 +18,7 @@ from tests.chapter_runner import (
 from tplab.course.checks.exercises import registered
 from tplab.course.checks.failures import NOTHING_FAILED
 from tplab.course.checks.known_mistakes import fingerprint, questions, tried
+from tplab.course.checks.predictions import symptoms
 from tplab.course.notebooks.build import stale, table_problems
 from tplab.course.notebooks.numbering import chapter_of, number_of, package
 from tplab.course.notebooks.rules import validate
@@ -72,7 +73,7 @@ def test_checks_and_predictions_are_those_of_the_source(number):
     assert {exercise: registered(exercise).title for exercise in exercises} == {
         exercise: task.attributes["title"] for exercise, task in exercises.items()
     }
-    assert {symptom.exercise for symptom in getattr(module, "SYMPTOMS", [])} - {""} <= set(EXERCISES)
+    assert {exercise for _, _, exercise in symptoms(number).rows} - {""} <= set(EXERCISES)
 
 
 def test_the_list_of_chapters_uses_the_titles_of_the_chapters():

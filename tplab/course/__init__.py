@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tplab.course.checks.exercises import check
     from tplab.course.checks.failures import show_failure
-    from tplab.course.checks.predictions import predict
-    from tplab.course.checks.symptoms import symptoms
+    from tplab.course.checks.predictions import predict, symptoms
     from tplab.course.commands.mine import library
     from tplab.course.commands.progress import progress
 
@@ -37,7 +36,7 @@ _HOMES = {
     "predict": "checks.predictions",
     "progress": "commands.progress",
     "show_failure": "checks.failures",
-    "symptoms": "checks.symptoms",
+    "symptoms": "checks.predictions",
 }
 
 

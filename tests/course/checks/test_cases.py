@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch.distributed as dist
 
-from tplab.course.checks import GROUPS, Case, Twin, observe, random_tensor, twins
+from tests.course.checks import refused
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, random_tensor
 from tplab.course.checks.exercises import check
-from tplab.course.checks.trials import OnRanks, Trial, exercise
-from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Row, Table
+from tplab.course.checks.observation import observe
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
+from tplab.course.notebooks.mistakes import Row
 
-pytestmark = pytest.mark.usefixtures("chapter")
+pytestmark = pytest.mark.usefixtures("table")
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,6 @@ class Length(Case):
 
 WHOSE = "Which call was not given its group?"
 ROWS = (Row(WHOSE, "", symptoms=("in groups",)), Row("Whose numbers are missing?", "", symptoms=("only out",)))
-
-
-@pytest.fixture(autouse=True)
-def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ROWS))
 
 
 SUM = OnRanks(
@@ -47,14 +45,8 @@ def total(x, group):
     return y + 0 * x
 
 
-def refused(answer) -> CheckFailed:
-    with pytest.raises(CheckFailed) as failure:
-        check("90.71", answer)
-    return failure.value
-
-
 def test_a_group_that_was_ignored_is_asked_about():
-    failure = refused(lambda x, group: total(x, None))
+    failure = refused("90.71", lambda x, group: total(x, None))
     headline = "Exercise 90.71, p = 4, <lambda> of 2 numbers in groups [0, 2] and [1, 3]: wrong"
     assert failure.headline.startswith(headline)
     assert failure.question.endswith(WHOSE)
@@ -67,7 +59,7 @@ def test_an_answer_that_fails_only_when_cases_follow_one_another_is_refused():
             raise RuntimeError("the second call in a process")
         return total(x, group)
 
-    failure = refused(answer)
+    failure = refused("90.71", answer)
     assert "the second call in a process" in failure.report
     assert failure.question == twins.question(Twin.BETWEEN)
 

@@ -6,18 +6,19 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tplab.course.checks import Case, DefaultDevice, Twin
-from tplab.course.checks.exercises import check
-from tplab.course.checks.trials import OnRanks, Trial, exercise
-from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Table, shared
+from tests.course.checks import refused
+from tplab.course.checks.cases import Case
+from tplab.course.checks.default_device import MADE_THERE, DefaultDevice
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
+from tplab.course.notebooks.mistakes import shared
 
 
 def marks(function) -> str:
     x = torch.randn(3, 4)
     with DefaultDevice() as watch:
         out = function(x)
-    return watch.problem({"out": out})
+    return watch.claims({"out": out}).get(MADE_THERE, "")
 
 
 class InBackward(torch.autograd.Function):
@@ -96,18 +97,11 @@ TWICE = OnRanks(
 )  # fmt: skip
 
 
-@pytest.mark.usefixtures("chapter")
-def test_it_is_told_once_all_else_is_right(monkeypatch):
-    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ()))
+@pytest.mark.usefixtures("table")
+def test_it_is_told_once_all_else_is_right():
     exercise("90.95", "twice as much", takes=["answer"], trials=[TWICE], passed="")
-
-    def told(answer) -> CheckFailed:
-        with pytest.raises(CheckFailed) as failure:
-            check("90.95", answer)
-        return failure.value
-
-    wrong = told(lambda x: x + torch.ones(2))
+    wrong = refused("90.95", lambda x: x + torch.ones(2))
     assert "wrong device" in wrong.headline
     assert "add would get a tensor of shape [2] on the CPU" in wrong.rows[0][2]
     assert wrong.question == shared("device")
-    assert "wrong device" not in told(lambda x: x + torch.zeros(2)).headline
+    assert "wrong device" not in refused("90.95", lambda x: x + torch.zeros(2)).headline

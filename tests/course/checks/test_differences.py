@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from tplab.course.checks import Call, Changed, NotRun, Traffic
 from tplab.course.checks.describe import Foreign
 from tplab.course.checks.differences import MISSING, Difference, Differences, compare
-from tplab.course.checks.mistake_kinds import Context
+from tplab.course.checks.observation import Changed, NotRun
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic
+from tplab.course.checks.tensor_differences import Context
 
 P = 4
 GENERATOR = torch.Generator().manual_seed(5)
@@ -164,11 +165,11 @@ def test_numbers_are_written_out_and_only_floats_may_be_rounded(seen, right, exp
 
 
 def calls(*kinds: str, waited: bool = True, group: tuple[int, ...] = (0, 1)) -> Traffic:
-    return Traffic(Call(kind, 96, "float64", group, waited) for kind in kinds)
+    return Traffic(CollectiveCall(kind, 96, "float64", group, waited) for kind in kinds)
 
 
 ONE = "1 all_reduce of 96 elements (float64)"
-MESSAGES = Traffic([Call("send", 5, "float64", (0, 1)), Call("recv", 5, "float64", (2, 0))])
+MESSAGES = Traffic([CollectiveCall("send", 5, "float64", (0, 1)), CollectiveCall("recv", 5, "float64", (2, 0))])
 IN_FLOAT32 = Traffic(call._replace(dtype="float32") for call in MESSAGES)
 
 

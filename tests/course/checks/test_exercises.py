@@ -9,22 +9,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.course.checks import refused
 from tests.course.checks.test_cases import Length
-from tplab.course.checks import Case, Twin, observe, random_tensor
+from tplab.course.checks.cases import Case, random_tensor
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import OnRanks, Trial, exercise
-from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Row, Table, shared
+from tplab.course.checks.observation import observe
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
+from tplab.course.notebooks.mistakes import Row, shared
 
 HOW_OFTEN = "How often is the bias added?"
 ROWS = (Row(HOW_OFTEN, "", symptoms=("only out and not malformed",)),)
 
 
-@pytest.fixture(autouse=True)
-def table(chapter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ROWS))
-
+pytestmark = pytest.mark.usefixtures("table")
 
 # An exercise as a chapter would have it: y = sum over ranks of x_r W_r^T, plus b
 
@@ -104,12 +103,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("answer", "question", "says"), WRONG, ids=[answer.__name__ for answer, _, _ in WRONG])
 def test_a_wrong_answer_is_caught_and_explained(answer, question, says) -> None:
-    with pytest.raises(CheckFailed) as caught:
-        check("90.1", answer)
-    told = " ".join(str(caught.value).split())
+    failure = refused("90.1", answer)
+    told = " ".join(str(failure).split())
     for text in ("Exercise 90.1, p = ", *says):
-        assert " ".join(text.split()) in told, str(caught.value)
-    assert caught.value.question == question
+        assert " ".join(text.split()) in told, str(failure)
+    assert failure.question == question
     assert "tplab/course/" not in told
 
 
@@ -128,17 +126,13 @@ def test_only_the_failing_case_itself_is_called_right_at_other_world_sizes() -> 
         right=lambda case, problem, place: {"out": 1}, world_sizes=(1, 2), without=set(Twin),
     )  # fmt: skip
     exercise("90.11", "a number", takes=["answer"], trials=[trial], passed="")
-
-    def headline(answer) -> str:
-        with pytest.raises(CheckFailed) as caught:
-            check("90.11", answer)
-        return caught.value.headline
-
-    assert headline(lambda special: 1 - special) == "Exercise 90.11, p = 1, <lambda> of 5 numbers: wrong."
-    assert "p = 2, <lambda> of 5 numbers: wrong on every rank (right at p = 1)." in headline(
-        lambda special: 0 if special and dist.get_world_size() == 2 else 1
+    assert (
+        refused("90.11", lambda special: 1 - special).headline == "Exercise 90.11, p = 1, <lambda> of 5 numbers: wrong."
     )
-    assert "(right at p = 1)." in headline(lambda special: 1 // (not special or dist.get_world_size() == 1))
+    failure = refused("90.11", lambda special: 0 if special and dist.get_world_size() == 2 else 1)
+    assert "p = 2, <lambda> of 5 numbers: wrong on every rank (right at p = 1)." in failure.headline
+    failure = refused("90.11", lambda special: 1 // (not special or dist.get_world_size() == 1))
+    assert "(right at p = 1)." in failure.headline
 
 
 @pytest.mark.parametrize("number", ["90.1", "89.2"])
@@ -177,12 +171,11 @@ def not_implemented(number):
     ids=["an error", "no stub, though it looks like one", "the end of the program"],
 )
 def test_an_exception_in_this_process_is_a_failure_that_shows_the_learners_lines_only(answer, headline, report) -> None:
-    with pytest.raises(CheckFailed) as caught:
-        check("90.2", answer)
-    assert caught.value.headline == f"Exercise 90.2: {headline}."
-    assert caught.value.question == shared("failed")
-    assert report in caught.value.report
-    assert "tplab/course" not in caught.value.report
+    failure = refused("90.2", answer)
+    assert failure.headline == f"Exercise 90.2: {headline}."
+    assert failure.question == shared("failed")
+    assert report in failure.report
+    assert "tplab/course" not in failure.report
 
 
 def test_the_same_seed_gives_the_same_inputs_and_no_seed_gives_others() -> None:
@@ -194,13 +187,10 @@ def test_the_same_seed_gives_the_same_inputs_and_no_seed_gives_others() -> None:
 
     exercise("90.4", "drawn", takes=["answer"], trials=[replace(LOCAL, calls=calls)], passed="")
     for seed in (17, 17, None, None):
-        with pytest.raises(CheckFailed) as caught:
-            check("90.4", abs, seed=seed)
+        failure = refused("90.4", abs, seed=seed)
     assert drawn[0] == drawn[1]
     assert len(set(map(tuple, drawn))) == 3
-    again = int(caught.value.footnote.partition("seed=")[2].rstrip(")"))
-    with pytest.raises(CheckFailed):
-        check("90.4", abs, seed=again)
+    refused("90.4", abs, seed=int(failure.footnote.partition("seed=")[2].rstrip(")")))
     assert drawn[-1] == drawn[-2]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from tplab import Deadlock, RankError, launch
+from tplab import launch
 from tplab.course.checks.failures import NOTHING_FAILED, show_failure
 from tplab.course.feedback.verdict import CheckFailed
 
@@ -14,11 +14,9 @@ def fails_on_rank_1() -> None:
 
 
 def test_a_failed_run_is_shown_and_the_program_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with show_failure() as failure:
+    with show_failure():
         launch(fails_on_rank_1, 2)
     shown = capsys.readouterr().out
-    assert isinstance(failure.error, RankError)
-    assert not isinstance(failure.error, Deadlock)
     assert "It failed, as it should: RankError" in shown
     assert "ValueError: the ranks disagree" in shown
 
@@ -35,9 +33,8 @@ def test_a_failed_check_and_another_error_are_shown_too(capsys: pytest.CaptureFi
 
 
 def test_nothing_failed_is_loud(capsys: pytest.CaptureFixture[str]) -> None:
-    with show_failure() as failure:
+    with show_failure():
         pass
-    assert failure.error is None
     assert NOTHING_FAILED in capsys.readouterr().out
 
 

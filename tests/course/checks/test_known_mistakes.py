@@ -9,7 +9,7 @@ import pytest
 
 from tests import ROOT
 from tplab.course.checks import known_mistakes
-from tplab.course.notebooks.mistakes import Mistake, Table
+from tplab.course.notebooks.mistakes import Table
 
 
 @pytest.fixture
@@ -17,80 +17,71 @@ def root(tmp_path, monkeypatch):
     """A course with one chapter, whose tables have been tried."""
     (tmp_path / "solutions").mkdir()
     shutil.copy(next(ROOT.glob("solutions/02_*.py")), tmp_path / "solutions")
-    monkeypatch.setattr(known_mistakes, "_problems_of_each", lambda numbers: ((number, []) for number in numbers))
-    assert known_mistakes.main(["--root", str(tmp_path)]) == 0
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setattr(known_mistakes, "_problems_of_each", lambda numbers: ((number, []) for number in numbers))
+        assert known_mistakes.main([]) == 0
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def in_this_process(numbers):
-    return ((number, list(known_mistakes.problems(number))) for number in numbers)
+    return ((number, known_mistakes.problems(number)) for number in numbers)
 
 
-def with_a_copy(own: Table) -> tuple[Table, Mistake]:
-    """The table with a copy of its first mistake under its last question, and the copied mistake."""
-    first = next(mistake for mistake in own.mistakes if not mistake.fails)
-    last = own.rows[-1]
-    copied = replace(last, mistakes=(*last.mistakes, replace(first, name="a copy", where="ch02/mistakes.md:999")))
-    return replace(own, rows=(*own.rows[:-1], copied)), first
-
-
-def test_two_rows_that_behave_identically_under_different_questions_are_reported_with_both_lines(
-    root, monkeypatch, capsys
-):
+def change_tables(monkeypatch, number, change):
     original = known_mistakes._sections_of
-    own = original("2.1")["2.1"]
-    changed, first = with_a_copy(own)
     monkeypatch.setattr(
-        known_mistakes, "_sections_of", lambda number: {"2.1": changed} if number == "2.1" else original(number)
-    )
+        known_mistakes, "_sections_of",
+        lambda each: {title: change(own) if each == number else own for title, own in original(each).items()},
+    )  # fmt: skip
+
+
+def copy_the_first_mistake_to_the_last_question(own: Table) -> Table:
+    first = next(mistake for mistake in own.mistakes if not mistake.fails)
+    *rows, last = own.rows
+    copied = replace(first, name="a copy", where="ch02/mistakes.md:999")
+    return replace(own, rows=(*rows, replace(last, mistakes=(*last.mistakes, copied))))
+
+
+def call_the_first_mistake_right(own: Table) -> Table:
+    wrong = next(mistake for mistake in own.mistakes if not mistake.fails)
+    return replace(own, rows=(), right=(replace(wrong, where="ch02/mistakes.md:999"),))
+
+
+@pytest.mark.parametrize("change", [copy_the_first_mistake_to_the_last_question, call_the_first_mistake_right])
+def test_a_mistake_that_gets_another_question_is_reported_with_the_lines_of_both(change, root, monkeypatch, capsys):
+    own = known_mistakes._sections_of("2.1")["2.1"]
+    first = next(row for row in own.rows if any(not mistake.fails for mistake in row.mistakes))
+    change_tables(monkeypatch, "2.1", change)
     monkeypatch.setattr(known_mistakes, "_problems_of_each", in_this_process)
-    assert known_mistakes.main(["--root", str(root)]) == 1
-    refused = [line for line in capsys.readouterr().out.splitlines() if line.startswith("refused")]
-    stands_at = next(row.where for row in own.rows if first in row.mistakes)
-    assert len(refused) == 1
-    assert "ch02/mistakes.md:999" in refused[0]
-    assert stands_at in refused[0]
+    assert known_mistakes.main([]) == 1
+    (refused,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("refused")]
+    assert "ch02/mistakes.md:999" in refused
+    assert first.where in refused or change is call_the_first_mistake_right  # it has no questions
     assert "2.1" not in json.loads((root / "solutions" / "tables.json").read_text())
 
 
-def test_a_wrong_answer_below_the_heading_for_right_ones_is_reported(root, monkeypatch, capsys):
-    original = known_mistakes._sections_of
-    own = original("2.1")["2.1"]
-    wrong = next(mistake for mistake in own.mistakes if not mistake.fails)
-    changed = replace(own, rows=(), right=(replace(wrong, where="ch02/mistakes.md:999"),))
-    monkeypatch.setattr(
-        known_mistakes, "_sections_of", lambda number: {"2.1": changed} if number == "2.1" else original(number)
-    )
-    monkeypatch.setattr(known_mistakes, "_problems_of_each", in_this_process)
-    assert known_mistakes.main(["--root", str(root)]) == 1
-    assert "ch02/mistakes.md:999" in capsys.readouterr().out
-
-
-def test_a_changed_table_is_tried_once_and_a_changed_wording_not_at_all(root, monkeypatch, capsys):
-    original, tried = known_mistakes._sections_of, []
-
-    def changed(change):
-        def sections(number):
-            found = original(number)
-            return {title: change(own) for title, own in found.items()} if number == "2.2" else found
-
-        return sections
+@pytest.mark.usefixtures("root")
+def test_a_changed_table_is_tried_once_and_a_changed_wording_not_at_all(monkeypatch, capsys):
+    tried = []
 
     def try_them(numbers):
         tried.extend(numbers)
         return ((number, []) for number in numbers)
 
+    def reword(own: Table) -> Table:
+        return replace(own, rows=tuple(replace(row, ask=row.ask + "!") for row in own.rows))
+
     monkeypatch.setattr(known_mistakes, "_problems_of_each", try_them)
-    reworded = changed(lambda own: replace(own, rows=tuple(replace(row, ask=row.ask + "!") for row in own.rows)))
-    monkeypatch.setattr(known_mistakes, "_sections_of", reworded)
-    assert known_mistakes.main(["--root", str(root), "--check"]) == 0
-    monkeypatch.setattr(known_mistakes, "_sections_of", changed(lambda own: replace(own, rows=own.rows[:-1])))
-    assert known_mistakes.main(["--root", str(root), "--check"]) == 1
+    change_tables(monkeypatch, "2.2", reword)
+    assert known_mistakes.main(["--check"]) == 0
+    change_tables(monkeypatch, "2.2", lambda own: replace(own, rows=own.rows[:-1]))
+    assert known_mistakes.main(["--check"]) == 1
     assert re.findall(r"\d\.\d", capsys.readouterr().out) == ["2.2"]
     assert tried == []
-    assert known_mistakes.main(["--root", str(root)]) == 0
-    assert known_mistakes.main(["--root", str(root), "--check"]) == 0
+    assert known_mistakes.main([]) == 0
+    assert known_mistakes.main(["--check"]) == 0
     assert tried == ["2.2"]
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from tplab import launch
-from tplab.course.checks import Place, random_tensor
+from tplab.course.checks.cases import Place, random_tensor
+from tplab.course.checks.differences import compare_ranks
 from tplab.course.checks.forms import layers
 from tplab.course.checks.forms.layers import ZERO, Built, Layer, Weight
-from tplab.course.checks.verification import compare_ranks
 from tplab.tensor import copy_to_region, reduce_from_region
 from tplab.tensor.sharding import Sharding
 

@@ -6,8 +6,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab import launch
-from tplab.course.checks import Call, Changed, NotRun, Snapshot, Traffic, observe, portable, traffic
 from tplab.course.checks.describe import Foreign
+from tplab.course.checks.observation import Changed, NotRun, Snapshot, observe, portable
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
 from tplab.course.feedback.tracebacks import HOUSE, readable_report, readable_traceback
 from tplab.runtime import Collective
 
@@ -175,7 +176,7 @@ def test_traffic_counts_elements_of_the_message_and_forgets_order_and_groups_of_
     assert seen != Traffic.expected(2, ("all_reduce", 3), dtype="float32")
     assert seen != Traffic.expected(4, ("all_reduce", 3), ("all_gather", 6), dtype="float32", group=(0, 2))
     assert Traffic.expected(1, ("all_reduce", 3)) == Traffic()
-    assert traffic([collective("barrier", (), 0, dtype="")]) == Traffic([Call("barrier", 0, "", (0, 1))])
+    assert traffic([collective("barrier", (), 0, dtype="")]) == Traffic([CollectiveCall("barrier", 0, "", (0, 1))])
     assert traffic([collective("all_reduce", (3,), 12, end=None)]) != traffic([summed])
 
 

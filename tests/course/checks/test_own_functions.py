@@ -5,11 +5,10 @@ import pytest
 import tplab.tensor.linear
 from tests.chapter_runner import load_chapter_namespace
 from tests.course.test_chapters import EXERCISES
-from tplab.course.checks.exercises import check
+from tplab.course.checks.exercises import check, registered
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.own_functions import tplabs_own
-from tplab.course.checks.trials import Trial, exercise
-from tplab.course.notebooks.mistakes import Table
+from tplab.course.checks.trials import exercise
 from tplab.tensor import linear
 from tplab.tensor.linear import ColumnParallelLinear as Theirs
 
@@ -35,24 +34,24 @@ class ParallelMLP:
 
 
 @pytest.mark.parametrize(
-    ("number", "answer", "own"),
+    ("answer", "theirs", "own"),
     [
-        ("4.1", Theirs, "ColumnParallelLinear"),
-        ("4.1", ColumnParallelLinear, "ColumnParallelLinear"),
-        ("1.3", ring_all_reduce, "ring_all_reduce"),
-        ("4.2", RowParallelLinear, "RowParallelLinear"),
-        ("5.2", ParallelMLP, ""),
-        ("4.1", lambda x: x, ""),
+        (Theirs, (), "ColumnParallelLinear"),
+        (ColumnParallelLinear, (), "ColumnParallelLinear"),
+        (ring_all_reduce, (), "ring_all_reduce"),
+        (RowParallelLinear, (), "RowParallelLinear"),
+        (ParallelMLP, (), ""),
+        (ParallelMLP, ["ColumnParallelLinear"], "ColumnParallelLinear"),
+        (lambda x: x, (), ""),
     ],
-    ids=["itself", "a subclass", "imported inside", "of a module", "an earlier part", "nothing of tplab"],
+    ids=["itself", "a subclass", "imported inside", "of a module", "an earlier part", "by another name", "nothing"],
 )
-def test_tplabs_own_version_is_found(number, answer, own):
-    assert tplabs_own(number, (answer,)) == own
+def test_tplabs_own_version_is_found(answer, theirs, own):
+    assert tplabs_own([answer], theirs) == own
 
 
-@pytest.mark.usefixtures("chapter")
-def test_the_verdict_says_so(monkeypatch):
-    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ()))
+@pytest.mark.usefixtures("table")
+def test_the_verdict_says_so():
     trial = Alone(
         calls=lambda generator: [Call(1, "one")], run=lambda answer, call: one({"value": call.given}),
         right=lambda call: one({"value": call.given}),
@@ -69,4 +68,4 @@ def test_the_verdict_says_so(monkeypatch):
 def test_no_reference_answer_is_taken_for_one(number):
     namespace = load_chapter_namespace(number, {})
     own = [value for value in namespace.values() if getattr(value, "__module__", "") == "__main__" and callable(value)]
-    assert tplabs_own(number, tuple(own)) == ""
+    assert tplabs_own(own, registered(number).theirs) == ""

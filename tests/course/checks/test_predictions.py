@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks.predictions import Prediction, predict
+from tplab.course.checks.predictions import Prediction, Symptoms, predict, symptoms
 
 ANSWER = {"kind": "all_reduce", "shape": (2, 4), "time": 0.5, "same": True, "bias": 4}
 
@@ -97,3 +97,20 @@ def test_an_unknown_field_or_number_is_named() -> None:
         predict("90.a", byte=96)
     with pytest.raises(ValueError, match=r"no prediction '90\.z'"):
         predict("90.z", calls=1)
+
+
+# The table of symptoms
+
+
+def test_the_table_has_a_row_for_each_symptom(chapter: ModuleType) -> None:
+    rows = ("dx is p times too large", "g reduces backward too", "90.1"), ("a long line " * 6, "x < y", "")
+    chapter.SYMPTOMS = Symptoms(rows)
+    lines = repr(symptoms(90)).splitlines()
+    assert lines[0].split() == ["What", "you", "see", "What", "causes", "it", "Exercise"]
+    assert " ".join(lines[2].split()) == "dx is p times too large g reduces backward too 90.1"
+    assert lines[2].index("g reduces") == lines[0].index("What causes it")
+    assert max(map(len, lines)) <= 100
+    assert "\n".join(lines).count("a long line") >= 5
+    html = symptoms("90")._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "x &lt; y" in html

@@ -6,15 +6,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import Claim, called_as, run_answer, run_ranks
+from tests.course.checks import refused
+from tplab.course.checks import run_answer
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one, refusals
-from tplab.course.checks.run_answer import run_cases
-from tplab.course.checks.trials import Trial, exercise
+from tplab.course.checks.observation import Claim
+from tplab.course.checks.run_answer import called_as, run_cases, run_ranks
+from tplab.course.checks.trials import exercise
 from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Row, Table, shared
+from tplab.course.notebooks.mistakes import shared
 
-pytestmark = pytest.mark.usefixtures("chapter")
+pytestmark = pytest.mark.usefixtures("table")
 
 
 def scale(answer, cases, data):
@@ -155,19 +157,8 @@ def test_a_call_on_a_rank_is_named_below_what_it_raised_unless_it_is_a_stub(erro
 # In this process
 
 
-@pytest.fixture(autouse=True)
-def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, (Row("Which?", "", symptoms=("dx",)),)))
-
-
 def register(trial) -> None:
     exercise("90.72", "alone", takes=["answer"], trials=[trial], passed="")
-
-
-def refused(answer) -> CheckFailed:
-    with pytest.raises(CheckFailed) as failure:
-        check("90.72", answer)
-    return failure.value
 
 
 def test_a_statement_stands_by_itself_in_the_verdict_and_fails_the_check_if_it_does_not_hold() -> None:
@@ -180,7 +171,7 @@ def test_a_statement_stands_by_itself_in_the_verdict_and_fails_the_check_if_it_d
     )
     told = " ".join(str(check("90.72", lambda rank: "")).split())
     assert "Right: out, on every rank at p = 2. Also: the shard is contiguous." in told
-    failure = refused(lambda rank: "its strides are (1, 4)" if rank == 1 else "")
+    failure = refused("90.72", lambda rank: "its strides are (1, 4)" if rank == 1 else "")
     assert failure.rows == [("the shard is contiguous", "rank 1", "not true: its strides are (1, 4)")]
     assert failure.right == ["out"]
 
@@ -194,7 +185,7 @@ def test_what_one_process_computed_for_p_ranks_is_told_without_ranks() -> None:
         )
     )
     assert "Right: gap, for p = 1, 2." in str(check("90.72", lambda p: torch.tensor([1.0, 2.0]) * p))
-    failure = refused(lambda p: torch.tensor([1.0, 2.0]))
+    failure = refused("90.72", lambda p: torch.tensor([1.0, 2.0]))
     assert failure.headline == "Exercise 90.72, p = 2, x [2]: wrong scale (right at p = 1)."
     assert "rank" not in str(failure).partition("Think:")[0]
 
@@ -219,7 +210,7 @@ def refuse(error: Exception):
 )
 def test_a_refusal_has_to_be_a_value_error_that_names_the_cause(answer, says) -> None:
     register(refusals("10 columns are refused", [("divide(10, 4)", lambda answer: answer(), (10, 4))]))
-    failure = refused(answer)
+    failure = refused("90.72", answer)
     assert "divide(10, 4)" in failure.headline
     assert says in failure.rows[0][2]
     assert "Also: 10 columns are refused." in str(check("90.72", refuse(ValueError("4 doesn't divide 10"))))

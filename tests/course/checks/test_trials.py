@@ -9,15 +9,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import Case, Twin, random_tensor, trials
-from tplab.course.checks.cases import FIRST_CALL, Batch, Place
+from tests.course.checks import refused
+from tplab.course.checks import trials
+from tplab.course.checks.cases import FIRST_CALL, Batch, Case, Place, random_tensor
 from tplab.course.checks.choose import about_report
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms import alone
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.run_answer import TIMEOUT
-from tplab.course.checks.trials import Expected, OnRanks, compare_case, exercise, question_for_case
-from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.checks.trials import OnRanks, TriedCase, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.notebooks.mistakes import shared, tables
 
 TABLE = """
@@ -143,9 +144,7 @@ def rank_0_never_ends(x):
 def test_a_wrong_answer_gets_its_question(answer, asked):
     trial = replace(the_trial(), timeout=1.0 if answer is rank_0_never_ends else TIMEOUT)
     exercise("90.81", "Add", takes=["total"], trials=[trial], passed="It adds.")
-    with pytest.raises(CheckFailed) as failed:
-        check("90.81", answer)
-    assert failed.value.question == asked
+    assert refused("90.81", answer).question == asked
 
 
 def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
@@ -156,9 +155,7 @@ def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
         right=lambda call: one({"out": call.given + 1}),
     )  # fmt: skip
     exercise("90.82", "Add one", takes=["more"], trials=[trial], passed="It adds.")
-    with pytest.raises(CheckFailed) as failed:
-        check("90.82", lambda x: x + 2)
-    assert failed.value.question == "Is that two more?"
+    assert refused("90.82", lambda x: x + 2).question == "Is that two more?"
 
 
 @pytest.mark.parametrize(
@@ -174,10 +171,9 @@ def test_a_call_that_is_not_about_ranks_shows_no_number_of_ranks(shows, report):
     verdict = check("90.82", lambda x: x + 1)
     assert verdict.compared == "Right: next."
     assert "rank" not in verdict.tried
-    with pytest.raises(CheckFailed) as failed:
-        check("90.82", lambda x: x + 2)
-    assert failed.value.headline == "Exercise 90.82, the successor of 5: wrong."
-    assert failed.value.report == report
+    failure = refused("90.82", lambda x: x + 2)
+    assert failure.headline == "Exercise 90.82, the successor of 5: wrong."
+    assert failure.report == report
 
 
 @pytest.mark.parametrize("first", ["right", "wrong"])
@@ -187,24 +183,10 @@ def test_only_an_answer_whose_calls_differ_is_told_that_it_keeps_something(first
     trial = replace(the_trial(), right=lambda case, problem, place: {"out": right})
     batch = Batch(1, [case], [[(None, place)]], [[]])
     seen = {"out": right.square(), FIRST_CALL: {"out": right if first == "right" else right.square()}}
-    expected = Expected(trial, batch)
-    differences, _ = compare_case(expected, 0, [seen])
-    ask = question_for_case(expected, trial.table("90.81"), 0, [seen], differences, lambda mistake: None)
+    tried = TriedCase(trial, batch, 0)
+    differences, _ = tried.compare([seen])
+    ask = tried.question(trial.table("90.81"), [seen], differences, known=dict)
     assert ask == shared(Twin.AGAIN.value if first == "right" else "other")
-
-
-@pytest.mark.parametrize("uses_observations", [False, True])
-def test_what_is_right_is_computed_once_per_case_unless_it_depends_on_what_the_ranks_observed(uses_observations):
-    calls = []
-
-    def right(case, problem, place):
-        calls.append(case)
-        return {"out": place.observed[place.index]["drawn"] if uses_observations else 1}
-
-    expected = Expected(replace(the_trial(), right=right), Batch(1, [Case()], [[(None, Place(0, (0,), 1))]], [[]]))
-    for drawn in (5, 7):
-        assert expected.of(0, [{"drawn": drawn}]) == [{"out": drawn if uses_observations else 1}]
-    assert len(calls) == (2 if uses_observations else 1)
 
 
 MISSING, DROPPED = "Which rank is missing from the group?", "Which call doesn't pass its group?"

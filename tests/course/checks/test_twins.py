@@ -6,19 +6,18 @@ import torch
 import torch.distributed as dist
 
 from tests.course.checks.test_cases import Length
-from tplab.course.checks import Traffic, Twin, observe, random_tensor, twins
+from tplab.course.checks import twins
+from tplab.course.checks.cases import random_tensor
 from tplab.course.checks.exercises import check
 from tplab.course.checks.layouts import packed, spread_out, unpacked
-from tplab.course.checks.trials import OnRanks, Trial, exercise
+from tplab.course.checks.observation import observe
+from tplab.course.checks.recorded_traffic import Traffic
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Table, shared
+from tplab.course.notebooks.mistakes import shared
 
-pytestmark = pytest.mark.usefixtures("chapter")
-
-
-@pytest.fixture(autouse=True)
-def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "table", lambda self, number: Table(number, ()))
+pytestmark = pytest.mark.usefixtures("table")
 
 
 def observed(answer, case, given, group):

@@ -5,7 +5,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tplab.course.feedback.verdict import CheckFailed, Verdict
+from tplab.course.feedback.verdict import CheckFailed, CheckPassed
 
 
 def failure() -> CheckFailed:
@@ -38,7 +38,7 @@ def test_html_escapes_and_holds_everything() -> None:
     for part in ("Exercise 4.2, p = 2", "a &lt; b", "exactly 2 times", "Right: out, dW.", "Who adds up?"):
         assert part in html
     assert "a < b" not in html
-    verdict = Verdict("a <note>", "4.1", "Column", "Right: out.")
+    verdict = CheckPassed("4.1", "Column", "a <note>", "Right: out.")
     assert repr(verdict) == "Exercise 4.1 passed: Column\n  Right: out.\n  a <note>"
     assert "a &lt;note&gt;" in verdict._repr_html_()
 
@@ -55,8 +55,8 @@ def test_ipython_shows_the_explanation_and_no_frames(capsys: pytest.CaptureFixtu
 
 
 CELLS = """
-from tplab.course.feedback.verdict import CheckFailed, Verdict
-Verdict("", "4.1", "Column", "Right: out.")
+from tplab.course.feedback.verdict import CheckFailed, CheckPassed
+CheckPassed("4.1", "Column", "", "Right: out.")
 ---
 raise CheckFailed("Exercise 4.2: wrong.", question="Who adds up?")
 """

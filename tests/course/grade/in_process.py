@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 
 from tests.course import tiny
-from tplab.course.checks import exercises
+from tplab.course.checks.trials import EXERCISES
 from tplab.course.commands.saved_outputs import results
 from tplab.course.grade import check_notebook
 from tplab.course.grade.check_notebook import Verdict
@@ -49,8 +50,7 @@ def execute(source: str, names: dict) -> str:
 def course(folder: Path, count: int) -> Iterator[Path]:
     """A course in `folder` whose chapter 90 has `count` exercises, and which is checked in this process."""
     tiny.make_unexecuted(folder, tiny.source(count))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exercises, "_exercises", dict(exercises._exercises))
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(EXERCISES):
         patch.setattr(check_notebook, "Run", Run)
         module = ModuleType("tplab.course.exercises.ch90")
         exec((folder / "tiny_checks.py").read_text(), vars(module))

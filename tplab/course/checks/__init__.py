@@ -1,4 +1,11 @@
-"""This package contains the building blocks for checks. Every chapter's checks import them directly from the package.
+"""This package contains the building blocks for checks. Its modules use these words:
+
+answer        the learner's function or class, or several of them, if an exercise asks for several
+trial         what a check tries with an answer. It runs the answer in many cases on ranks, or calls it in this process
+case          one way to construct the learner's module or call their function
+twin          a variant of a case that differs in one condition, such as the dtype
+observation   a named value that a check records on a rank, such as "dx"
+ledger        what a running check has compared so far
 
 exercises          define `check("4.1", answer)`
 trials             define what a check tries, register it, and run the known mistakes beside a wrong answer
@@ -9,50 +16,14 @@ cases              run an answer in many cases, on 1, 2 and 4 ranks and in group
 layouts            preserve the memory layouts of tensors that a check sends to a rank
 twins              define the variants of each case (its twins), such as in bfloat16 or with non-contiguous tensors
 late               hold messages back until a rank waits for them, and find tensors that are touched too early
-check_vocabulary   draw random inputs, create process groups, and define conditions under which to ask a question
 messages           watch the messages that an answer starts, and keep them from disturbing what runs after it
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic on one rank
-verification       compare every rank's results with the expected values, and list all differences
-differences, mistake_kinds, combinations, describe, recorded_traffic   describe how a result differs from what's right
+differences        compare every rank's results with the expected values, and describe how they differ
+tensor_differences, combinations, describe, recorded_traffic   describe wrong tensors, other values, and traffic
 default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
 own_functions      detect an answer that calls tplab's own implementation of the exercise
 earlier_answers    find out whether a check fails because the answer to an earlier exercise is wrong
-ledger             keep track of what the running check has compared so far
-predictions, symptoms, failures   define predict(), symptoms() and show_failure()
+ledger             keep track of what the running check has compared so far, and build the failure that it raises
+predictions, failures   define predict(), symptoms() and show_failure()
 """
-
-from tplab.course.checks import twins
-from tplab.course.checks.cases import Case, Place
-from tplab.course.checks.check_vocabulary import GROUPS, make_group, random_tensor
-from tplab.course.checks.default_device import DefaultDevice
-from tplab.course.checks.exercises import WORLD_SIZES
-from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable, same_memory
-from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
-from tplab.course.checks.run_answer import called_as, run_ranks
-from tplab.course.checks.twins import Twin
-
-__all__ = [
-    "GROUPS",
-    "WORLD_SIZES",
-    "Call",
-    "Case",
-    "Changed",
-    "Claim",
-    "DefaultDevice",
-    "NotRun",
-    "Observed",
-    "Place",
-    "Snapshot",
-    "Traffic",
-    "Twin",
-    "called_as",
-    "make_group",
-    "observe",
-    "portable",
-    "random_tensor",
-    "run_ranks",
-    "same_memory",
-    "traffic",
-    "twins",
-]

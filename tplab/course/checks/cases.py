@@ -1,7 +1,6 @@
 """Test cases, and running an answer in them: on 1, 2 and 4 ranks, in process groups, and in variants of each case.
 
-A case is one way to construct the learner's module or call their function. A trial (`trials.OnRanks`) consists of its
-cases and these functions. An observation is a named value that a check records on a rank, such as "dx".
+A trial (`trials.OnRanks`) consists of its cases and these functions:
 
     draw    (case, generator, size)        creates the full problem, such as random tensors, for a group of `size` ranks
     give    (case, problem, place)         returns the part of the problem that the rank at this place receives
@@ -15,10 +14,10 @@ under no_grad, or use non-contiguous tensors.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import torch
@@ -26,13 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.checks import layouts, twins
-from tplab.course.checks.check_vocabulary import (
-    IN_GROUPS,
-    make_group,
-    member_of,
-)
 from tplab.course.checks.default_device import DefaultDevice
-from tplab.course.checks.exercises import fresh_generator
 from tplab.course.checks.messages import messages_kept
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.recorded_traffic import Traffic
@@ -40,14 +33,24 @@ from tplab.course.checks.twins import Twin
 
 Groups = tuple[tuple[int, ...], ...]
 
+WORLD_SIZES = (1, 2, 4)
+GROUPS = ((0, 2), (1, 3))
+IN_GROUPS = "in groups [0, 2] and [1, 3]"
+_made: dict[Any, list[Any]] = {}  # the groups of each default group
+
+
+def random_tensor(generator: torch.Generator, *shape: int) -> Tensor:
+    """Return a float64 CPU tensor of this shape with normally distributed elements."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One way to construct the learner's module or call their function.
 
     groups: the ranks in each process group, or None for the default group, which contains all ranks.
-    twin:   the condition that a variant of the case changes, or None for the original case. `batches` sets this field
-            when it creates the variants, which are called twins.
+    twin:   the condition that a variant of the case changes, or None for the original case. `OnRanks.batches` sets
+            this field when it creates the variants, which are called twins.
     """
 
     groups: Groups | None = None
@@ -100,8 +103,8 @@ class Place:
         return torch.cat(slices, dim) if blocks > 1 else slices[0]
 
 
-def describe(case: Any, name: str) -> str:
-    """Describe a case for a headline, as in "f of x with 3 dimensions in bfloat16"."""
+def title_of(case: Any, name: str) -> str:
+    """Return a case's title for a headline, as in "f of x with 3 dimensions in bfloat16"."""
     notes = [case.describe(name), IN_GROUPS if case.groups else "", twins.note(case.twin)]
     return " ".join(filter(None, notes))
 
@@ -125,59 +128,25 @@ class Batch:
         return Batch(self.world_size, *([each[index] for index in indices] for each in lists))
 
 
-def batches(
-    cases: Sequence[Any] | Callable[[int], Sequence[Any]],
-    answer: Any,
-    draw: Callable[[Any, torch.Generator, int], Any],
-    give: Callable[[Any, Any, Place], Any],
-    *,
-    world_sizes: Sequence[int],
-    without: Collection[Twin] | Callable[[Any], Collection[Twin]],
-    layouts_differ: bool,
-    late: bool = False,
-) -> Iterator[Batch]:
-    """Yield the cases to run at each world size, with new random problems. The very first case is yielded alone.
+def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, tuple[int, ...]]]:
+    """For each rank from 0 to p - 1, return the index of its group and the ranks in that group."""
+    groups = groups or (tuple(range(p)),)
+    return [next((i, tuple(g)) for i, g in enumerate(groups) if rank in g) for rank in range(p)]
 
-    On two ranks, the others include every variant of every case that makes sense for the answer.
 
-    cases:          instances of subclasses of `Case`, or a function that takes a world size and returns such instances.
-                    Cases with process groups run only on four ranks
-    world_sizes:    in the order in which they're tried. Put the one that exposes mistakes best first
-    without:        the variants of the case (its twins) that make no sense for this exercise, or a function that
-                    returns these variants for a given case
-    layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
-                    tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
+def make_group(groups: Sequence[Sequence[int]] | None) -> Any:
+    """Return the process group that this rank belongs to, or None if there are no groups.
+
+    The first call in a run creates all groups. Every rank has to call `new_group` for every group, even for groups that
+    the rank doesn't belong to. Later calls return the same group, because each group has threads of its own, and dozens
+    of known mistakes may run in one launch.
     """
-
-    def packed(case: Any, full: Any, place: Place) -> Any:
-        index = place.index if layouts_differ else 0
-        return layouts.packed(twins.given(case.twin, give(case, full, place), index))
-
-    for world_size in world_sizes:
-        generator = fresh_generator()
-        wanted = cases(world_size) if callable(cases) else cases
-        here = [case for case in wanted if case.groups is None or world_size == 4]
-        if world_size == twins.WORLD_SIZE:
-            here += [
-                replace(case, twin=twin)
-                for twin in Twin
-                if twins.makes_sense(twin, answer) and (late or twin is not Twin.LATE)
-                for case in wanted
-                if case.groups is None and twin not in (without(case) if callable(without) else without)
-            ]
-        for some in filter(None, (here[:1], here[1:]) if world_size == world_sizes[0] else (here,)):
-            problems = [_problems(case, world_size, draw, generator) for case in some]
-            given = [
-                [packed(case, full, place) for full, place in rows] for case, rows in zip(some, problems, strict=True)
-            ]
-            yield Batch(world_size, some, problems, given)
-
-
-def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator) -> list[tuple[Any, Place]]:
-    """Return a (problem, place) pair for every rank. Ranks in the same process group work on the same problem."""
-    members = member_of(world_size, case.groups)
-    drawn = [twins.rounded(case.twin, draw(case, generator, len(members[0][1]))) for _ in case.groups or (0,)]
-    return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
+    if not groups:
+        return None
+    key = dist.group.WORLD, tuple(map(tuple, groups))
+    if key not in _made:
+        _made[key] = [dist.new_group(list(ranks)) for ranks in groups]
+    return next((group for group, ranks in zip(_made[key], groups, strict=True) if dist.get_rank() in ranks), None)
 
 
 class Titled:
@@ -208,7 +177,7 @@ def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence
     run, answer, values_on_cpu = given
     seen = []
     for case, mine in zip(cases, data, strict=True):
-        title = f"p = {dist.get_world_size()}, {describe(case, getattr(answer, '__name__', 'the answer'))}:"
+        title = f"p = {dist.get_world_size()}, {title_of(case, getattr(answer, '__name__', 'the answer'))}:"
         titled: Any = Titled(title, sys.stdout)
         # A twin creates its tensors on the same devices as the original case, so watching it would only take time
         watch = DefaultDevice() if case.twin is None else None

@@ -6,9 +6,12 @@ are in `mistakes.md` in this folder.
 
 import re
 from collections.abc import Callable
+from typing import Any
 
-from tplab.course.checks.differences import NOT_RUN, Differences
-from tplab.course.notebooks.mistakes import SHARED, Mistake, Table, tables
+from tplab.course.checks.differences import NOT_RUN, Differences, compare
+from tplab.course.checks.observation import Changed, Claim, NotRun, Seen
+from tplab.course.checks.tensor_differences import Context
+from tplab.course.notebooks.mistakes import SHARED, Mistake, Table, shared, tables
 
 # Sections of SHARED: questions to consider before an exercise's own, after them, and instead of them
 FIRST, LAST, VARIANTS = "first", "last", "variants"
@@ -30,6 +33,39 @@ def choose(own: Table, differences: Differences, explains: Callable[[Mistake], i
         if any(fits(symptom, differences) for symptom in row.symptoms) or any(map(explains, row.mistakes)):
             return row.ask
     raise AssertionError(f"the last row of {SHARED.name} fits everything")
+
+
+def explained(theirs: Seen | None, observed: Seen, differences: Differences, expected: Seen) -> int:
+    """Return how much of an answer's differences a known mistake explains: all (2), the first one (1), or nothing (0).
+
+    To explain the first difference, the mistake must have the same wrong value, and whatever is right in the answer
+    must be right in the mistake, too.
+    """
+    if theirs is None:
+        return 0
+    names = dict.fromkeys(name for rank in observed for name in rank)
+    wrong_ones_first = sorted(names, key=lambda name: name not in differences.names)
+    if all(same(name, theirs, observed) for name in wrong_ones_first):
+        return 2
+    first = next((row.name for row in differences if row.kind != NOT_RUN), "")
+    says_little = not first or "traffic" in first or differences.kind(first) in ("zeros", "none", "changed", "not so")
+    if says_little or same(first, theirs, expected):
+        return 0
+    fine = [name for name in names if name in expected[0] and name not in differences.names]
+    return int(same(first, theirs, observed) and all(same(name, theirs, expected) for name in fine))
+
+
+def same(name: str, mine: Seen, theirs: Seen) -> bool:
+    """Return whether an observation is the same on every rank."""
+    return all(
+        _same_value(a.get(name), b.get(name), rank) for rank, (a, b) in enumerate(zip(mine, theirs, strict=True))
+    )
+
+
+def _same_value(mine: Any, theirs: Any, rank: int) -> bool:
+    if isinstance(theirs, (Claim, Changed, NotRun, type(None))):
+        return type(mine) is type(theirs) and bool(mine) == bool(theirs)
+    return compare(mine, theirs, Context(1, rank, [], [], guess=False)) is None
 
 
 def about_variant(differences: Differences) -> str:
@@ -68,6 +104,11 @@ def about_report(own: Table, report: str, ended: str, *, note: str = "", in_grou
 def about_groups(own: Table) -> str:
     """Return the question with the symptom "in groups", which is about a call that doesn't pass its group, or ""."""
     return next((row.ask for row in own.rows if "in groups" in row.symptoms), "")
+
+
+def ask_about_group(ask: str) -> str:
+    """Return the question `ask`, preceded by a sentence saying that the ranks form two groups in this run."""
+    return f"{shared('two groups')} {ask}"
 
 
 def fits(symptom: str, d: Differences) -> bool:

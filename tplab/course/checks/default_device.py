@@ -9,9 +9,7 @@ still be on the CPU, while any other tensor would be on the GPU.
 
     with DefaultDevice() as watch:
         out = function(x)
-    watch.problem({"out": out})        # a description of what would go wrong with a GPU, or ""
-
-A check reports the problem as an observation, which is a named value that the check records on every rank.
+    watch.claims({"out": out})        # an observation that says what would go wrong with a GPU, or nothing
 """
 
 import re
@@ -97,17 +95,13 @@ class DefaultDevice(TorchFunctionMode):
             filename, lineno = frame.f_back.f_code.co_filename, frame.f_back.f_lineno
         self._showwarning(message, category, filename, lineno, file, line)
 
-    def problem(self, results: Mapping[str, Any]) -> str:
-        """Describe what would go wrong on a machine with a GPU, or return "" if nothing would go wrong.
+    def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
+        """Return a dictionary with a `Claim` that describes what would go wrong on a machine with a GPU.
 
-        A result that would stay on the CPU on a machine with a GPU also counts as a problem.
+        A result that would stay on the CPU also counts as a problem. Without a problem, the dictionary is empty.
         """
         left = [name for name, value in results.items() if any(map(self.is_marked, tree_leaves(value)))]
-        return self.mixed or (f"on a machine with a GPU, {names(left)} would be on the CPU" if left else "")
-
-    def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
-        """Return a dictionary with a `Claim` that describes the problem, or an empty dictionary if there is none."""
-        problem = self.problem(results)
+        problem = self.mixed or (f"on a machine with a GPU, {names(left)} would be on the CPU" if left else "")
         return {MADE_THERE: Claim(problem)} if problem else {}
 
     def is_marked(self, value: Any) -> bool:

@@ -1,14 +1,13 @@
 """Compare an observation with the expected value, and describe how the observation differs.
 
-An observation is a named value recorded on a rank, such as "dx". The description is specific: it says "exactly 2
-times the correct tensor" rather than "not close".
+The description is specific: it says "exactly 2 times the correct tensor" rather than "not close".
 
     compare(seen, expected, context) -> None | (kind, text)
 
 `kind` is a word or phrase that a symptom in a table of mistakes can match. `text` is what the learner reads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
@@ -16,10 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
+from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.describe import describe, describe_sequence
-from tplab.course.checks.mistake_kinds import Context, missing_value, tensor_difference
 from tplab.course.checks.observation import REQUIRES_GRAD, Changed, Claim, NotRun
 from tplab.course.checks.recorded_traffic import Traffic
+from tplab.course.checks.tensor_differences import Context, missing_value, tensor_difference
 from tplab.course.feedback.verdict import names, ranks_text
 
 NOT_RUN = "not run"
@@ -54,7 +54,6 @@ class Differences(Sequence[Difference]):
 
     names:       the observations that differ on at least one rank, not counting those that the check couldn't make.
     kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it's right on every rank.
-    text(name):  the difference in words.
     ranks(name): the ranks on which the observation differs.
     note:        the description of the case, which the headline shows after p.
     malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype.
@@ -75,13 +74,6 @@ class Differences(Sequence[Difference]):
     def kind(self, name: str) -> str:
         kinds = {d.kind for d in self._all if d.name == name and d.kind != NOT_RUN}
         return "mixed" if len(kinds) > 1 else next(iter(kinds), "")
-
-    def text(self, name: str) -> str:
-        """Describe the difference on the first rank where the observation differs. Return "" if it never differs."""
-        return next((d.text for d in self._all if d.name == name), "")
-
-    def kinds(self) -> set[str]:
-        return {d.kind for d in self._all}
 
     def ranks(self, name: str) -> list[int]:
         return [d.rank for d in self._all if d.name == name and d.kind != NOT_RUN]
@@ -111,6 +103,50 @@ class Differences(Sequence[Difference]):
         skipped = [d for d in self._all if d.kind == NOT_RUN and d.name not in self.names]
         if skipped:
             yield "the rest", "", ", ".join(dict.fromkeys(d.name for d in skipped)) + ": " + skipped[0].text
+
+
+def compare_ranks(
+    p: int,
+    observed: Sequence[Mapping[str, Any]],
+    expected: Sequence[Mapping[str, Any]],
+    *,
+    terms: Mapping[str, Sequence[Any]] | None = None,
+    tol: float = 1e-9,
+    alone: bool = False,
+    note: str = "",
+) -> tuple[Differences, list[str]]:
+    """Return the differences between observed and expected values, and the names of all values that were compared.
+
+    p:        the number of ranks, or 0 if the results of a function aren't about ranks
+    observed: one dict per rank. `Changed` and `Claim` values must be empty, even if `expected` doesn't contain them
+    expected: one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of such values
+    terms:    the tensors that each rank started with, as in {"x": [x on rank 0, ...]}. A wrong tensor may turn out to
+              be a combination of these
+    tol:      the largest allowed difference, relative to the largest expected element, or absolute if that element is
+              below 1
+    alone:    whether a single process computed the results for all p ranks. If so, `observed` and `expected` contain
+              only one dict each, and the failure names no rank
+    note:     what is special about this run, such as "in bfloat16". The headline shows p and then this note
+    """
+    count = 1 if alone else p
+    names = list(dict.fromkeys(name for pair in zip(observed, expected, strict=True) for name in _names(*pair)))
+    found = []
+    for name in names:
+        seen = [rank_observed.get(name, MISSING) for rank_observed in observed]
+        right = [rank_expected.get(name) for rank_expected in expected]
+        for rank in range(count):
+            if name not in expected[rank] and not isinstance(seen[rank], (Changed, Claim)):
+                continue
+            context = Context(count, rank, seen, right, terms or {}, tol, is_gradient(name))
+            difference = compare(seen[rank], right[rank], context)
+            if difference:
+                found.append(Difference(name, rank, *difference))
+    return Differences(p, found, alone=alone, note=note), names
+
+
+def _names(observed: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    statements = [name for name, value in observed.items() if isinstance(value, (Changed, Claim))]
+    return [*expected, *(name for name in statements if name != MADE_THERE)]
 
 
 def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:

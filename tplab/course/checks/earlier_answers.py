@@ -22,7 +22,7 @@ def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str
     `answers` contains the learner's functions and classes that solve this exercise. `name` is the name of one of
     these functions or classes that the given answers use.
     """
-    namespace = next((function.__globals__ for answer in answers for function in _functions(answer)), {})
+    namespace = next((function.__globals__ for answer in answers for function in functions_of(answer)), {})
     everything = _used(answers, namespace)
     for exercise, names in _answers_before(number, find_reference(number)):
         used = [name for name in everything if name in names]
@@ -83,7 +83,7 @@ def _globals_of(answer: Any, namespace: dict[str, Any]) -> Iterator[str]:
     """
     for base in getattr(answer, "__bases__", ()):
         yield from (name for name, value in namespace.items() if value is base)
-    for function in _functions(answer):
+    for function in functions_of(answer):
         yield from _loaded(function.__code__)
         yield from (name for name, value in namespace.items() if any(value is each for each in _held(function)))
 
@@ -103,7 +103,7 @@ def _loaded(code: CodeType) -> Iterator[str]:
             yield from _loaded(inner)
 
 
-def _functions(answer: Any) -> Iterator[FunctionType]:
+def functions_of(answer: Any) -> Iterator[FunctionType]:
     """Yield the functions in an answer, including the getters and setters of properties.
 
     Unwrap decorated functions first, because a decorator's code isn't part of the answer.

@@ -1,34 +1,30 @@
 """Run the check for an exercise, as in `check("4.1", ColumnParallelLinear)`.
 
-An answer is the learner's function or class, and an exercise's check decides whether the answer is correct. The modules
-in the chapter's package `tplab/course/exercises/chNN/` register the checks with `trials.exercise`:
+The modules in a chapter's package `tplab/course/exercises/chNN/` register its checks with `trials.exercise`:
 
     exercise("4.1", "...", takes=["ColumnParallelLinear"], trials=COLUMN.trials([Built()]), passed="...")
 
 Inputs are random and differ between ranks. A check computes the expected values with plain PyTorch in float64, in a
-single process. Observations are named values that the check records on a rank, such as "dx". The check compares every
-observation on every rank before it reports anything. A check's ledger keeps track of what the check has compared.
+single process. It compares every observation on every rank before it reports anything.
 """
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tplab.course.checks.earlier_answers import blame
-from tplab.course.checks.ledger import Ledger, current, open_ledger
+from tplab.course.checks.ledger import Ledger, open_ledger
 from tplab.course.checks.own_functions import tplabs_own
 from tplab.course.checks.run_answer import as_failure
+from tplab.course.checks.trials import EXERCISES, Exercise, Trial
 from tplab.course.feedback.tracebacks import readable_traceback
-from tplab.course.feedback.verdict import CheckFailed, Verdict
+from tplab.course.feedback.verdict import CheckFailed, CheckPassed
 from tplab.course.feedback.waiting import untraced, watch
 from tplab.course.notebooks import numbering
 from tplab.course.notebooks.numbering import START_NUMBER, argument, package, parse_chapter, prefix
 from tplab.runtime.failures import Interrupted
-
-WORLD_SIZES = (1, 2, 4)
 
 
 class Stopped(Interrupted):
@@ -39,31 +35,16 @@ class Stopped(Interrupted):
     """
 
 
-@dataclass(frozen=True)
-class Exercise:
-    number: str
-    title: str
-    function: Callable[..., Verdict]
-    takes: tuple[str, ...]  # the names of the answers
-    trials: Any  # what the check tries (see `trials`)
-
-
-_exercises: dict[str, Exercise] = {}
 in_library: list[Callable[[str], str]] = []  # each function says where an exercise's answer is stored, or returns ""
 _passed: dict[str, tuple[tuple[Any, ...], bool]] = {}  # exercise -> the answers last checked, and whether they passed
-
-
-def register(number: str, title: str, function: Callable[..., Verdict], takes: Sequence[str], trials: Any) -> None:
-    """Register a function as the check for an exercise. For the arguments, see `Exercise`."""
-    _exercises[number] = Exercise(number, title, function, tuple(takes), trials)
 
 
 def registered(number: str) -> Exercise:
     """Return an exercise of a chapter. Raises ValueError if there is none with this number."""
     chapter_module(number)
-    if number not in _exercises:
+    if number not in EXERCISES:
         raise ValueError(f"there is no exercise {number!r} in this chapter")
-    return _exercises[number]
+    return EXERCISES[number]
 
 
 def chapter_module(number: str | int) -> Any:
@@ -84,7 +65,7 @@ def chapter_module(number: str | int) -> Any:
         ) from None
 
 
-def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
+def check(number: str, *answers: Any, seed: int | None = None) -> CheckPassed:
     """Check the learner's answer to an exercise and return the verdict.
 
     Raises CheckFailed if the answer is wrong, and NotImplementedError("exercise 4.1") if the answer is still a stub.
@@ -92,13 +73,13 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     ValueError for an unknown exercise, and TypeError for the wrong number of answers. To repeat a failed check with the
     same inputs, pass the `seed` from its message.
     """
-    takes = registered(number).takes
-    if len(answers) != len(takes):
+    exercise = registered(number)
+    if len(answers) != len(exercise.takes):
         raise TypeError(
-            f"the check for exercise {number} takes {', '.join(takes)}, but you passed {len(answers)} answers"
+            f"the check for exercise {number} takes {', '.join(exercise.takes)}, but you passed {len(answers)} answers"
         )
     try:
-        verdict, ledger = _run(number, answers, seed)
+        ledger = try_answers(number, answers, seed)
     except CheckFailed as failure:
         _passed[number] = answers, False
         failure.question = blame(number, answers, _passes) or failure.question
@@ -109,21 +90,16 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     _passed[number] = answers, True
     if not ledger.compared:
         raise RuntimeError(f"the check of exercise {number} compared nothing")
-    if own := tplabs_own(number, answers):
-        verdict = replace(
-            verdict,
-            note=f"Your answer passes, but it uses tplab's own {own}. Now write {own} yourself. {verdict.note}".strip(),
-        )
-    return replace(
-        verdict, exercise=number, title=_exercises[number].title, compared=ledger.told(), tried=ledger.tried(),
-        after=_after(number),
-    )  # fmt: skip
+    note = exercise.passed
+    if own := tplabs_own(answers, exercise.theirs):
+        note = f"Your answer passes, but it uses tplab's own {own}. Now write {own} yourself. {note}".strip()
+    return CheckPassed(number, exercise.title, note, ledger.told(), ledger.tried(), _after(number))
 
 
 def _after(number: str) -> tuple[str, ...]:
     """For an exercise whose check passed, return sentences that say where the answer is stored and what comes next."""
     chapter, place = numbering.place(number)
-    following = _exercises.get(f"{prefix(chapter)}.{place + 1}")
+    following = EXERCISES.get(f"{prefix(chapter)}.{place + 1}")
     comes = f"Next: exercise {following.number}, {following.title}".rstrip("?!") + "." if following else ""
     whole = "the start page" if chapter == START_NUMBER else f"chapter {chapter}"
     last = (
@@ -133,17 +109,18 @@ def _after(number: str) -> tuple[str, ...]:
     return tuple(text for text in (*(tell(number) for tell in in_library), comes or last) if text)
 
 
-def _run(
-    number: str, answers: tuple[Any, ...], seed: int | None, check: Callable[..., Verdict] | None = None
-) -> tuple[Verdict, Ledger]:
-    """Run an exercise's check, or a part of it that's passed as `check`. Return its verdict and its ledger.
+def try_answers(number: str, answers: tuple[Any, ...], seed: int | None, trials: Sequence[Trial] = ()) -> Ledger:
+    """Try answers in all trials of an exercise, or only in the given ones. Return the ledger.
 
     Raises CheckFailed if the answer is wrong, and NotImplementedError if the answer is still a stub.
     """
+    exercise = registered(number)
+    given = dict(zip(exercise.takes, answers, strict=True))
     with open_ledger(number, seed) as ledger:
         try:
             with torch.enable_grad():
-                verdict = (check or _exercises[number].function)(*answers)
+                for trial in trials or exercise.trials_of(given):
+                    trial.check(number, given)
             if ledger.afterwards:
                 raise ledger.afterwards
         except KeyboardInterrupt as stop:
@@ -157,7 +134,7 @@ def _run(
                 arguments = ", ".join([f'"{number}"', *map(_name, answers), f"seed={ledger.seed}"])
                 failure.footnote = f"To try the same inputs again: check({arguments})"
             raise failure from (None if failure is error else error)
-    return verdict, ledger
+    return ledger
 
 
 def _passes(number: str, answers: tuple[Any, ...]) -> bool:
@@ -165,14 +142,9 @@ def _passes(number: str, answers: tuple[Any, ...]) -> bool:
 
     If the check last ran on exactly the same answers, reuse that result instead of running the check again.
     """
-    known = _passed.get(number)
-    if (
-        known is None
-        or len(known[0]) != len(answers)
-        or any(a is not b for a, b in zip(known[0], answers, strict=True))
-    ):
+    if number not in _passed or [*map(id, _passed[number][0])] != [*map(id, answers)]:
         try:
-            _run(number, answers, None)
+            try_answers(number, answers, None)
             _passed[number] = answers, True
         except CheckFailed:
             _passed[number] = answers, False
@@ -183,16 +155,6 @@ def _name(answer: Any) -> str:
     """Return the name of the learner's function or class, or "..." for anything without a name."""
     name = getattr(answer, "__name__", "")
     return name if name.isidentifier() else "..."
-
-
-def fresh_generator() -> torch.Generator:
-    """Return a random number generator with a new seed, so that every run of a check uses different inputs.
-
-    If the check fails, its message contains the seed, so that the learner can repeat the check with the same inputs.
-    """
-    ledger = current()
-    ledger.generators += 1
-    return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)
 
 
 watch()  # the first cell of every chapter imports this module, so this call takes effect before any other cell runs

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from tplab.course.feedback.tracebacks import readable_report, readable_traceback
 from tplab.course.feedback.verdict import AMBER, RED, CheckFailed, box, display_html, heading, paragraph, preformatted
@@ -11,39 +10,26 @@ from tplab.runtime import RankError
 NOTHING_FAILED = "Nothing failed, but this cell is supposed to fail. Did you change the broken program?"
 
 
-@dataclass
-class Failure:
-    """The exception that `show_failure` caught. `error` is None if nothing failed."""
-
-    error: Exception | None = None
-
-
 @contextmanager
-def show_failure() -> Iterator[Failure]:
+def show_failure() -> Iterator[None]:
     """Context manager that catches any exception raised in the block and shows the error report as normal output.
 
     with show_failure():
         launch(a_rank_that_skips_the_all_reduce, 4)
     """
-    failure = Failure()
     try:
-        yield failure
+        yield
     except Exception as error:
-        failure.error = error
-    if failure.error is None:
+        _show(error)
+    else:
         display_html(box(RED, heading(NOTHING_FAILED)), NOTHING_FAILED)
-        return
-    head = f"It failed, as it should: {type(failure.error).__name__}"
-    if isinstance(failure.error, CheckFailed):
-        display_html(box(AMBER, heading(head)) + failure.error.html(), f"{head}\n\n{failure.error}")
-        return
-    report = (
-        readable_report(str(failure.error))
-        if isinstance(failure.error, RankError)
-        else readable_traceback(failure.error)
-    )
-    display_html(box(AMBER, heading(head), _hint(), preformatted(report)), f"{head}\n\n{report}")
 
 
-def _hint() -> str:
-    return paragraph("Here is the report that you would see in your own work:")
+def _show(error: Exception) -> None:
+    head = f"It failed, as it should: {type(error).__name__}"
+    if isinstance(error, CheckFailed):
+        display_html(box(AMBER, heading(head)) + error.html(), f"{head}\n\n{error}")
+        return
+    report = readable_report(str(error)) if isinstance(error, RankError) else readable_traceback(error)
+    hint = paragraph("Here is the report that you would see in your own work:")
+    display_html(box(AMBER, heading(head), hint, preformatted(report)), f"{head}\n\n{report}")

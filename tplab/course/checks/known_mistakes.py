@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
@@ -27,23 +27,20 @@ from typing import Any
 from zlib import crc32
 
 from tplab.common.imports import ImportGraph
-from tplab.course.checks import exercises
 from tplab.course.checks.cases import Batch
-from tplab.course.checks.check_vocabulary import ask_about_group
+from tplab.course.checks.choose import ask_about_group
 from tplab.course.checks.default_device import MADE_THERE
-from tplab.course.checks.differences import Differences
-from tplab.course.checks.exercises import registered
+from tplab.course.checks.exercises import registered, try_answers
 from tplab.course.checks.ledger import open_ledger
-from tplab.course.checks.observation import Observed
+from tplab.course.checks.observation import Seen
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.trials import ERROR, Expected, OnRanks, compare_case, observed_by_each, question_for_case
-from tplab.course.feedback.verdict import CheckFailed, Verdict
+from tplab.course.checks.trials import ERROR, OnRanks, TriedCase, ended, observed_by_each
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
 from tplab.course.notebooks.numbering import chapter_of, number_of, package
 from tplab.course.notebooks.rewrite import keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
 
-Observations = Sequence[Observed]  # of each rank, in a case
 FEW = 4  # cases: after them, most mistakes have their question and don't have to run in the others
 LAUNCH_SECONDS = 600.0  # dozens of mistakes share a launch, and the machine may be busy
 RECORD = Path("solutions", "tables.json")
@@ -60,20 +57,24 @@ def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
 
     The answers are all those in an exercise's tables and the reference answer, which should pass.
     """
-    trials = registered(number).trials
     yield "the reference answer", PASSES, _asked_alone(number, UNCHANGED, seed, ())
-    together = not callable(trials) and all(isinstance(trial, OnRanks) for trial in trials)
-    sections = {trial.table(number).title: trial.table(number) for trial in trials} if together else {}
-    for title, own in (sections or _sections_of(number)).items():
-        here = [trial for trial in trials if trial.table(number).title == title] if together else []
-        asked = _asked_together(number, own, here, crc32(f"{number} {seed}".encode()) % 10**6) if together else {}
+    for title, own in _sections_of(number).items():
+        trials = [trial for trial in _on_ranks(number) if trial.table(number).title == title]
+        asked = _asked_together(number, own, trials, crc32(f"{number} {seed}".encode()) % 10**6) if trials else {}
         for row in own.rows:
             for mistake in row.mistakes:
                 name = f"{mistake.where} {mistake.name}"
-                gets = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed, here)
+                gets = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed, trials)
                 yield name, row.ask, gets.removeprefix(ask_about_group(""))
         for right in own.right:
             yield f"{right.where} {right.name}", PASSES, _asked_alone(number, right, seed, ())
+
+
+def _on_ranks(number: str) -> list[OnRanks]:
+    """Return the trials of an exercise if all of them are on ranks and none depends on the answer."""
+    trials = registered(number).trials
+    found = [] if callable(trials) else [trial for trial in trials if isinstance(trial, OnRanks)]
+    return [] if callable(trials) or len(found) < len(trials) else found
 
 
 def _sections_of(number: str) -> dict[str, Table]:
@@ -83,16 +84,9 @@ def _sections_of(number: str) -> dict[str, Table]:
 
 def _asked_alone(number: str, answer: Mistake, seed: int, trials: Sequence[OnRanks]) -> str:
     """Return the question for an answer in these trials, or in the whole check if there are none."""
-    answers = reference_answers(number, answer.of)
-
-    def check(*_: Any) -> Verdict:
-        for trial in trials:
-            trial.check(number, answers)
-        return Verdict("")
-
+    answers = tuple(reference_answers(number, answer.of).values())
     try:
-        own_seed = crc32(f"{answer.name} {seed}".encode()) % 10**6
-        exercises._run(number, tuple(answers.values()), own_seed, check if trials else None)
+        try_answers(number, answers, crc32(f"{answer.name} {seed}".encode()) % 10**6, trials)
     except CheckFailed as failure:
         return failure.question
     return PASSES
@@ -105,13 +99,15 @@ def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -
     on_the_cpu: set[str] = set()
     with open_ledger(number, seed):
         for trial in trials:
-            answers = {name: trial.answer(named) for name, named in mistakes.items()}
             for batch in _in_small(trial.batches(trial.answer(reference_answers(number)))):
-                waiting = {name: answer for name, answer in answers.items() if name not in asked}
-                others = {name: answer for name, answer in answers.items() if name in asked}
+                waiting = {name: trial.answer(named) for name, named in mistakes.items() if name not in asked}
                 seen = _run(trial, batch, waiting)
-                asked |= _questions(own, Expected(trial, batch), seen, others)
-                on_the_cpu |= {name for name, cases in seen.items() if any(map(_on_the_cpu, cases))}
+                asked |= _questions(number, trial, batch, seen)
+                on_the_cpu |= {
+                    name
+                    for name, cases in seen.items()
+                    if any(rank.get(MADE_THERE) for ranks in cases for rank in ranks)
+                }
     return {name: asked.get(name, shared("device") if name in on_the_cpu else PASSES) for name in mistakes}
 
 
@@ -123,50 +119,27 @@ def _in_small(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield from map(batch.only, filter(None, (original[:FEW], original[FEW:], twins[:FEW], twins[FEW:])))
 
 
-def _questions(
-    own: Table, expected: Expected, seen: Mapping[str, Sequence[Observations]], others: Mapping[str, Any]
-) -> dict[str, str]:
+def _questions(number: str, trial: OnRanks, batch: Batch, seen: Mapping[str, Sequence[Seen]]) -> dict[str, str]:
     """Return {mistake: question} for the mistakes that are wrong in one of a batch's cases.
 
-    seen:   {mistake: what each rank observed, in each case}
-    others: the mistakes that have their question. They're only compared with, in the cases where a mistake is wrong. A
-            mistake explains itself, so only those in earlier rows can get it another question than its own
+    seen: {mistake: what each rank observed, in each case}
     """
     asked: dict[str, str] = {}
-    first: dict[str, tuple[int, Differences]] = {}
+    tried = [TriedCase(trial, batch, index) for index in range(len(batch.cases))]
+    known = [cache(partial(case.known_mistakes, number, LAUNCH_SECONDS)) for case in tried]
     for name, cases in seen.items():
         for index, observed in enumerate(cases):
-            if _ended(observed):
+            if ended(observed):
                 asked[name] = f"{FAILS}: {observed}"
                 break
-            differences, _ = compare_case(expected, index, observed)
+            differences, _ = tried[index].compare(observed)
             if differences:
-                first[name] = index, differences
+                asked[name] = tried[index].question(trial.table(number), observed, differences, known[index])
                 break
-    rows = {mistake.name: number for number, row in enumerate(own.rows) for mistake in row.mistakes}
-
-    @cache
-    def in_case(index: int) -> dict[str, Observations]:
-        last = max(rows[name] for name, (wrong_in, _) in first.items() if wrong_in == index)
-        earlier = {name: answer for name, answer in others.items() if rows[name] < last}
-        runs = _run(expected.trial, expected.batch.only([index]), earlier)
-        return {name: cases[0] for name, cases in runs.items()} | {name: cases[index] for name, cases in seen.items()}
-
-    for name, (index, differences) in first.items():
-        known = partial(_finished, in_case, index)
-        asked[name] = question_for_case(expected, own, index, seen[name][index], differences, known)
     return asked
 
 
-def _finished(
-    in_case: Callable[[int], Mapping[str, Observations]], index: int, mistake: Mistake
-) -> Observations | None:
-    """Return what each rank observed in a case, or None if the mistake didn't run to its end."""
-    ranks = in_case(index).get(mistake.name)
-    return None if ranks is None or _ended(ranks) else ranks
-
-
-def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Observations]]:
+def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Seen]]:
     """Return, for each answer, what each rank observed in each case.
 
     An answer that ends the launch runs again by itself, one case after the other. From the case on that ends the launch
@@ -182,20 +155,11 @@ def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, 
             halves = names[: len(names) // 2], names[len(names) // 2 :]
             runs = [_run(trial, batch, {each: answers[each] for each in half}) for half in halves]
             return runs[0] | runs[1]
-    ended: Observations = [{ERROR: "the launch ended"}] * batch.world_size
-    seen: list[Observations] = []
-    while cases > 1 and len(seen) < cases and not (seen and _ended(seen[-1])):
+    error: Seen = [{ERROR: "the launch ended"}] * batch.world_size
+    seen: list[Seen] = []
+    while cases > 1 and len(seen) < cases and not (seen and ended(seen[-1])):
         seen += _run(trial, batch.only([len(seen)]), answers)[names[0]]
-    return {names[0]: seen + [ended] * (cases - len(seen))}
-
-
-def _ended(observed: Observations) -> bool:
-    """Return whether an answer ended in an error."""
-    return any(ERROR in rank for rank in observed)
-
-
-def _on_the_cpu(observed: Observations) -> bool:
-    return any(rank.get(MADE_THERE) for rank in observed)
+    return {names[0]: seen + [error] * (cases - len(seen))}
 
 
 def tried(root: Path) -> dict[str, str]:
@@ -254,39 +218,35 @@ def _code(path: Path) -> str:
     return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-def problems(number: str) -> Iterator[str]:
-    """Yield every mistake of an exercise that gets a different question than its own, with the line of its table."""
+def problems(number: str) -> list[str]:
+    """Return every mistake of an exercise that gets a different question than its own, with the line of its table."""
     rows = [row for own in (*_sections_of(number).values(), *tables(SHARED).values()) for row in own.rows]
     lines = {row.ask: f"it gets the question of {row.where}: {row.ask}" for row in reversed(rows)}
+    found = []
     try:
         for name, wanted, asked in questions(number):
             if asked != wanted:
                 should = "pass" if wanted == PASSES else "get the question above it"
-                yield f"{name!r} should {should}, but {lines.get(asked, asked)}"
+                found.append(f"{name!r} should {should}, but {lines.get(asked, asked)}")
     except TableError as error:
-        yield str(error)
-
-
-def _problems(number: str) -> list[str]:
-    return list(problems(number))
+        found.append(str(error))
+    return found
 
 
 def _problems_of_each(numbers: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield (exercise, its problems). There are two processes, so one can compare while ranks of the other run."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        yield from zip(numbers, pool.map(_problems, numbers), strict=True)
+        yield from zip(numbers, pool.map(problems, numbers), strict=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Try the tables of mistakes that have changed.")
-    parser.add_argument("--root", type=Path, default=Path("."), help="the folder that holds solutions/")
-    parser.add_argument(
-        "--check", action="store_true", help="only name the tables that have changed; exit 1 if any has"
-    )
+    parser.add_argument("--check", action="store_true", help="only name these tables; exit 1 if there are any")
     options = parser.parse_args(argv)
-    chapters = [read(path) for path in sources(options.root)]
+    root = Path(".")  # of the repository
+    chapters = [read(path) for path in sources(root)]
     now = {number: fingerprint(chapter, number) for chapter in chapters for number in chapter.of_role("exercise")}
-    before = tried(options.root)
+    before = tried(root)
     changed = [number for number in now if before.get(number) != now[number]]
     if options.check:
         for number in changed:
@@ -299,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed = True
             del now[number]
     if now != before:
-        (options.root / RECORD).write_text(json.dumps(now, indent=0) + "\n", encoding="utf-8")
+        (root / RECORD).write_text(json.dumps(now, indent=0) + "\n", encoding="utf-8")
     return int(failed)
 
 

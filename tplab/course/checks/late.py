@@ -111,23 +111,29 @@ class _Touched:
         return f"{changed} of {self.kept.numel()} elements changed" if changed else ""
 
 
+@dataclass
+class _UnderWay:
+    operation: Operation
+    touched: Sequence[_Touched]
+    work: Any  # the backend's. It stays alive, because dropping it might crash the backend
+    is_dropped: bool = False
+
+
 class _LateWork(Carried):
-    def __init__(self, work: Any, carrier: "_Late", operation: Operation, touched: Sequence[_Touched]) -> None:
-        super().__init__(work)
-        self.carrier, self.operation, self.touched = carrier, operation, touched
-        self.users = {id(one.copy): one.tensor for one in touched}
-        self.number = carrier.begin(self)
-        self.asked = False
+    def __init__(self, number: int, under_way: dict[int, _UnderWay]) -> None:
+        super().__init__(under_way[number].work)
+        self.number, self.under_way, self.asked = number, under_way, False
+        self.users = {id(one.copy): one.tensor for one in under_way[number].touched}
 
     def finish(self) -> None:
-        if (touched := self.carrier.end(self.number)) is None:
+        if (ended := self.under_way.pop(self.number, None)) is None:
             return
         with torch._C._DisableTorchDispatch():  # neither a memory meter nor the check's own modes should see this
-            problems = [problem for one in touched if (problem := one.finish())]
+            problems = [problem for one in ended.touched if (problem := one.finish())]
         if problems:
             raise EarlyAccessError(
-                f"{_name(self.operation)}: {problems[0]} before wait(). Until then, the tensor belongs to the backend: "
-                "don't write to it, free it or reuse it."
+                f"{_name(ended.operation)}: {problems[0]} before wait(). Until then, the tensor belongs to the "
+                "backend: don't write to it, free it or reuse it."
             )
 
     def is_completed(self) -> bool:
@@ -138,15 +144,8 @@ class _LateWork(Carried):
         return tree_map(lambda item: self.users.get(id(item), item), value)
 
     def __del__(self) -> None:
-        self.carrier.dropped(self.number)
-
-
-@dataclass
-class _UnderWay:
-    operation: Operation
-    touched: Sequence[_Touched]
-    work: Any  # the backend's. It stays alive, because dropping it might crash the backend
-    is_dropped: bool = False
+        if self.number in self.under_way:
+            self.under_way[self.number].is_dropped = True
 
 
 class _Late(Carrier):
@@ -168,25 +167,13 @@ class _Late(Carrier):
             touched = [_Touched(tensor, copy, True) for tensor, copy in written]
             # A part of the result may also be the input, as in all_gather_into_tensor(x, x.chunk(p)[rank])
             touched += [_Touched(tensor, copy, False) for tensor, copy in read if not _overlaps(_range(tensor), places)]
-        late = _LateWork(work, self, operation, touched)
+        number = next(self._numbers)
+        self._under_way[number] = _UnderWay(operation, touched, work)
+        late = _LateWork(number, self._under_way)
         if work is None:  # NCCL's stream waits for the operation by itself
             late.finish()
             return None
         return late
-
-    def begin(self, work: _LateWork) -> int:
-        number = next(self._numbers)
-        self._under_way[number] = _UnderWay(work.operation, work.touched, work.work)
-        return number
-
-    def end(self, number: int) -> Sequence[_Touched] | None:
-        """Return the tensors that an operation under way reads or writes, or None if it has already finished."""
-        ended = self._under_way.pop(number, None)
-        return None if ended is None else ended.touched
-
-    def dropped(self, number: int) -> None:
-        if number in self._under_way:
-            self._under_way[number].is_dropped = True
 
     def raise_dropped(self) -> None:
         for one in list(self._under_way.values()):

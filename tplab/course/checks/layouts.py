@@ -30,7 +30,8 @@ def unpacked(value: Any, strides: Strides) -> Any:
     A tensor is left unchanged if the entry for it in `strides` is None.
     """
     leaves, spec = tree_flatten(value)
-    return tree_unflatten([_laid_out(leaf, stride) for leaf, stride in zip(leaves, strides, strict=True)], spec)
+    pairs = zip(leaves, strides, strict=True)
+    return tree_unflatten([leaf if stride is None else laid_out(leaf, stride) for leaf, stride in pairs], spec)
 
 
 def spread_out(value: Any) -> Any:
@@ -54,9 +55,8 @@ def _spread_out(value: Any) -> Any:
     return wide[..., ::2]
 
 
-def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
-    if strides is None:
-        return value
-    span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
-    home = torch.zeros(max(span, 0), dtype=value.dtype, device=value.device).as_strided(value.shape, strides)
-    return home.copy_(value)
+def laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a copy of a tensor that has these strides. Any gaps between its elements are filled with zeros."""
+    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    copy.untyped_storage().fill_(0)  # type: ignore[attr-defined]
+    return copy.copy_(tensor.detach())

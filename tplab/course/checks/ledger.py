@@ -1,16 +1,23 @@
 """A ledger keeps track of a running check.
 
 The ledger stores the seed of the check's random inputs, the observations that the check has compared, and the world
-sizes at which the answer was right. An observation is a named value that the check records on a rank, such as "dx".
+sizes at which the answer was right.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+
+from tplab.course.checks.default_device import MADE_THERE
+from tplab.course.checks.differences import NOT_RUN, Differences
+from tplab.course.checks.observation import Claim
 from tplab.course.feedback.tracebacks import VOTE_SHAPE
-from tplab.course.feedback.verdict import CheckFailed, names
+from tplab.course.feedback.verdict import CheckFailed, names, ranks_text
+from tplab.course.notebooks.mistakes import shared
 from tplab.runtime.records import Collective
 
 
@@ -29,12 +36,6 @@ class Ledger:
     messages: int = 0  # number of collectives and sends among at least two ranks
     bytes: int = 0  # total size of these messages, which counts each collective only once
     alone: bool = False  # whether a single process computed the results for all world sizes
-
-    def note_right(self, note: str, p: int) -> None:
-        """Record that the answer passed a case at this world size. Headlines refer to the case by its `note`."""
-        for sizes in (self.passed, self.right.setdefault(note, [])):
-            if p not in sizes:
-                sizes.append(p)
 
     def right_before(self, note: str, p: int) -> str:
         """List the other world sizes at which this case has passed, for the headline of a check that fails at p."""
@@ -86,3 +87,62 @@ def open_ledger(exercise: str, seed: int | None) -> Iterator[Ledger]:
         yield ledger
     finally:
         _running.remove(ledger)
+
+
+def fresh_generator() -> torch.Generator:
+    """Return a random number generator with a new seed, so that every run of a check uses different inputs.
+
+    If the check fails, its message contains the seed, so that the learner can repeat the check with the same inputs.
+    """
+    ledger = current()
+    ledger.generators += 1
+    return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)
+
+
+def failed(number: str, differences: Differences, names: Sequence[str], ask: str, note: str) -> CheckFailed:
+    """Return the failure that lists the differences and asks one question. For `note`, see `compare_ranks`."""
+    p, wrong = differences.p, {d.name for d in differences}
+    ranks = sorted({d.rank for d in differences if d.kind != NOT_RUN})
+    where = ", ".join(filter(None, [f"Exercise {number}", f"p = {p}" if p else "", note]))
+    on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
+    how = " ".join(filter(None, ["wrong", differences.aspect]))
+    if differences.names and all("traffic" in name for name in differences.names):
+        how = "right values, but wrong traffic"
+    return CheckFailed(
+        f"{where}: {how}{on}{current().right_before(note, p)}.",
+        rows=list(differences.rows()),
+        right=[name for name in names if name not in wrong],
+        question=ask,
+    )
+
+
+def note_right(
+    p: int, observed: Sequence[Mapping[str, Any]], names: Sequence[str], note: str, alone: bool = False
+) -> None:
+    """Record in the ledger that everything was right in a case. Headlines refer to the case by its `note`."""
+    ledger = current()
+    claims = [name for name in names if any(isinstance(rank.get(name), Claim) for rank in observed)]
+    ledger.alone = alone
+    ledger.cases += 1
+    ledger.values += len(observed) * len(names)
+    ledger.claims.update(dict.fromkeys(claims))
+    ledger.compared.update(dict.fromkeys(name for name in names if name not in claims))
+    for sizes in (ledger.passed, ledger.right.setdefault(note, [])) if p else ():
+        if p not in sizes:
+            sizes.append(p)
+
+
+def note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]], note: str) -> None:
+    """If a rank created a tensor on the CPU, record a failure in the ledger.
+
+    The check reports this failure only if everything else is correct.
+    """
+    texts = {rank: seen[MADE_THERE] for rank, seen in enumerate(observed) if seen.get(MADE_THERE)}
+    if texts and current().afterwards is None:
+        where = ", ".join(filter(None, [f"Exercise {number}", f"p = {p}" if p else "", note]))
+        on = ranks_text(list(texts), len(observed))
+        current().afterwards = CheckFailed(
+            f"{where}: wrong device. Everything else is correct.",
+            rows=[(MADE_THERE, on, f"not true: {next(iter(texts.values()))}")],
+            question=shared("device"),
+        )

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.checks.describe import Foreign
+from tplab.course.checks.layouts import laid_out
 from tplab.course.checks.recorded_traffic import Traffic, traffic
 from tplab.course.feedback.tracebacks import VOTE_SHAPE
 from tplab.runtime import record
 
 Observed = dict[str, Any]
+Seen = Sequence[Observed]  # what each rank observed
 
 GROUPS_LEFT = "later calls create no new process groups"
 REQUIRES_GRAD = "requires_grad of "
@@ -112,7 +114,7 @@ def observe(
                 element that doesn't get a gradient.
     parameters: the parameters whose gradients `observe` records as "d" + name.
     any_size:   the dimension along which inputs may have any size, or None. Some of the extra calls that
-                `observing(between=True)` adds use inputs that are twice as long along this dimension.
+                `Extra.between` adds use inputs that are twice as long along this dimension.
 
     Returns a dictionary with "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and
     "inputs unchanged" (a `Changed` that also covers the parameters and the upstream gradient). Either all ranks run the
@@ -127,26 +129,23 @@ def observe(
     for tensor in watched.values():
         if tensor is not None:
             tensor.grad = None
-    if _between.get():  # start with gradients of one, as if an earlier backward pass had left them behind
+    extra = _extra.get()
+    if extra.between:  # start with gradients of one, as if an earlier backward pass had left them behind
         for tensor in own.values():
             tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
     agreement = side_group()
-    others = [_leaf(_other_numbers(tensor)) for tensor in leaves.values()] if _between.get() else []
-    same_size = others
-    if any_size is not None:
-        others = [_twice_as_long(tensor, any_size) for tensor in others]
-    if others:
-        run(*others)
-        if any_size is not None:
-            run(*(_leaf(tensor) for tensor in same_size))
-    evaluated = _evaluate(run, leaves) if _evaluation.get() else None
+    others = [_other_numbers(tensor) for tensor in leaves.values()] if extra.between else []
+    calls = [others] if others else []
+    if others and any_size is not None:
+        calls.insert(0, [_twice_as_long(tensor, any_size) for tensor in others])
+    for values in calls:
+        run(*map(_leaf, values))
+    evaluated = _evaluate(run, leaves) if extra.evaluation else None
     with record() as forward:
-        out = run(*(leaf.view_as(leaf) if _later.get() else leaf for leaf in leaves.values()))
+        out = run(*(leaf.view_as(leaf) if extra.later else leaf for leaf in leaves.values()))
     groups = _number_of_groups()
-    if others:
-        if any_size is not None:
-            run(*(_leaf(tensor) for tensor in same_size))
-        run(*(_leaf(tensor) for tensor in others))
+    for values in reversed(calls):
+        run(*map(_leaf, values))
     noted: Observed = {
         "out": portable(out) if evaluated is None else evaluated[0],
         "forward traffic": traffic(forward),
@@ -167,7 +166,7 @@ def observe(
         noted["backward traffic"] = traffic(backward)
         added = {"d" + name: portable(_added(tensor)) for name, tensor in own.items()}
         if others and ways_back:
-            _backward_once_more(run, same_size, upstream, agreement)
+            _backward_once_more(run, others, upstream, agreement)
         noted |= {"d" + name: portable(None if tensor is None else tensor.grad) for name, tensor in watched.items()}
         noted |= added
     noted["inputs unchanged"] = Changed(dict.fromkeys([*(evaluated[1] if evaluated else ()), *snapshot.changed()]))
@@ -176,15 +175,43 @@ def observe(
 
 def _added(parameter: Tensor) -> Tensor | None:
     """Return what the backward pass added to a parameter's gradient, or None if it added nothing."""
-    if not _between.get() or parameter.grad is None:
+    if not _extra.get().between or parameter.grad is None:
         return parameter.grad
     difference = parameter.grad - 1
     return difference if difference.any() else None
 
 
-_between: ContextVar[bool] = ContextVar("_between", default=False)
-_evaluation: ContextVar[bool] = ContextVar("_evaluation", default=False)
-_later: ContextVar[bool] = ContextVar("_later", default=False)
+@dataclass(frozen=True)
+class Extra:
+    """Extra calls of the learner's code by `observe`, or inputs that aren't leaf tensors.
+
+    between:     whether `observe` also calls the learner's code with other values, before and after the recorded
+                 forward pass. If so, `observe` also runs an extra forward and backward pass before it reads the
+                 gradients. If a call after the recorded forward pass creates a process group, `observe` returns a
+                 `Claim` that says so.
+    evaluation:  whether `observe` also calls the learner's code under no_grad, and returns the output of that call as
+                 "out".
+    later:       whether `observe` passes inputs that require a gradient but aren't leaves, as if an earlier layer had
+                 computed these inputs.
+    """
+
+    between: bool = False
+    evaluation: bool = False
+    later: bool = False
+
+
+NOTHING_EXTRA = Extra()
+_extra: ContextVar[Extra] = ContextVar("_extra", default=NOTHING_EXTRA)
+
+
+@contextmanager
+def observing(extra: Extra) -> Iterator[None]:
+    """Context manager that makes `observe` call the learner's code in this way."""
+    token = _extra.set(extra)
+    try:
+        yield
+    finally:
+        _extra.reset(token)
 
 
 def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[Any, Changed]:
@@ -212,28 +239,6 @@ def _backward_once_more(
         torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
 
 
-@contextmanager
-def observing(*, between: bool = False, evaluation: bool = False, later: bool = False) -> Iterator[None]:
-    """Context manager that makes `observe` call the learner's code extra times or with inputs that aren't leaf tensors.
-
-    between:     whether `observe` also calls the learner's code with other values, before and after the recorded
-                 forward pass. If so, `observe` also runs an extra forward and backward pass before it reads the
-                 gradients. If a call after the recorded forward pass creates a process group, `observe` returns a
-                 `Claim` that says so.
-    evaluation:  whether `observe` also calls the learner's code under no_grad, and returns the output of that call as
-                 "out".
-    later:       whether `observe` passes inputs that require a gradient but aren't leaves, as if an earlier layer had
-                 computed these inputs.
-    """
-    tokens = _between.set(between), _evaluation.set(evaluation), _later.set(later)
-    try:
-        yield
-    finally:
-        _between.reset(tokens[0])
-        _evaluation.reset(tokens[1])
-        _later.reset(tokens[2])
-
-
 def _other_numbers(tensor: Tensor) -> Tensor:
     """Return a tensor with the same shape, dtype and memory layout, but with different values.
 
@@ -244,8 +249,7 @@ def _other_numbers(tensor: Tensor) -> Tensor:
 
 
 def _twice_as_long(tensor: Tensor, dim: int) -> Tensor:
-    longer = torch.cat([tensor.detach()] * 2, dim) if tensor.dim() else tensor.detach()
-    return longer.requires_grad_(tensor.requires_grad)
+    return torch.cat([tensor] * 2, dim) if tensor.dim() else tensor
 
 
 def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
@@ -275,12 +279,9 @@ def portable(value: Any) -> Any:
 def _leaf(tensor: Tensor) -> Tensor:
     """Return a new leaf tensor with the same values and strides."""
     leaf = tensor.detach()
-    copy = leaf if _overlaps(leaf) else leaf.clone(memory_format=torch.preserve_format)
-    if not _overlaps(leaf) and copy.stride() != leaf.stride():  # for a slice, leave the same gaps in the copy
-        span = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
-        copy = torch.zeros(max(span, 0), dtype=leaf.dtype, device=leaf.device).as_strided(leaf.shape, leaf.stride())
-        copy.copy_(leaf)
-    return copy.requires_grad_(copy.is_floating_point())
+    if not _overlaps(leaf):
+        leaf = laid_out(leaf, leaf.stride())
+    return leaf.requires_grad_(leaf.is_floating_point())
 
 
 def _overlaps(tensor: Tensor) -> bool:
@@ -307,10 +308,8 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
         if gradient is None:
             gradient = torch.ones((), dtype=output.dtype, device=output.device).expand(output.shape)
         if output.shape != gradient.shape:
-            return (
-                [],
-                f"the output has the shape {list(output.shape)}, but its gradient has the shape {list(gradient.shape)}",
-            )
+            shapes = list(output.shape), list(gradient.shape)
+            return [], "the output has the shape {}, but its gradient has the shape {}".format(*shapes)
         pairs.append((output, gradient.to(output.dtype)))
     return pairs, ""
 

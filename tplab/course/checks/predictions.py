@@ -7,6 +7,9 @@ still `...`, the learner hasn't predicted it yet. A wrong prediction doesn't rai
 some advice and, starting with the third distinct attempt, can also reveal the right answer. Numbers may also be text,
 fractions, or tensors ("1/4", "0.25", Fraction(1, 4), torch.tensor(0.25)), and names may contain hyphens, spaces, or
 underscores.
+
+At the end of a chapter's "Break it" section, `symptoms(4)` displays a table of symptoms and the mistakes that cause
+them. It's at the end of `predictions.md`.
 """
 
 import ast
@@ -19,9 +22,22 @@ from textwrap import fill
 from typing import Any
 
 from tplab.course.checks.exercises import chapter_module
-from tplab.course.feedback.verdict import AMBER, BLUE, GREEN, box, code_html, heading, names, paragraph
+from tplab.course.feedback.verdict import (
+    AMBER,
+    BLUE,
+    GREEN,
+    box,
+    code_html,
+    heading,
+    names,
+    paragraph,
+    table,
+    text_row,
+)
 
 _TRIES = 3
+_HEAD = ("What you see", "What causes it", "Exercise")
+_WIDTHS = (42, 46, 8)
 
 
 @dataclass(frozen=True)
@@ -170,3 +186,32 @@ def _advice(asked: Prediction, name: str, value: Any) -> str:
         if isinstance(known, tuple) and known[0] == name and _right(value, known[1]):
             return text
     return asked.wrong.get(name, f"Read the question again: {asked.question}")
+
+
+@dataclass(frozen=True)
+class Symptoms:
+    """A table of symptoms, displayed as HTML or as text.
+
+    rows: (what a learner may see, the mistake that causes it, the number of the exercise or "")
+    """
+
+    rows: tuple[tuple[str, ...], ...] = ()
+
+    def __repr__(self) -> str:
+        rule = tuple("-" * width for width in _WIDTHS)
+        return "\n".join(text_row(row, _WIDTHS) for row in (_HEAD, rule, *self.rows))
+
+    def _repr_html_(self) -> str:
+        return table(self.rows, _HEAD)
+
+
+def read_symptoms(path: Path) -> Symptoms:
+    """Read the table at the end of a chapter's `predictions.md`."""
+    _, _, table_text = path.read_text(encoding="utf-8").partition("\n## Symptoms\n")
+    rows = [line.strip("|").split("|") for line in table_text.splitlines() if line.startswith("|")]
+    return Symptoms(tuple(tuple(cell.strip() for cell in row) for row in rows[2:]))
+
+
+def symptoms(chapter: int | str) -> Symptoms:
+    """Return a chapter's table of symptoms."""
+    return getattr(chapter_module(chapter), "SYMPTOMS", Symptoms())

@@ -18,7 +18,7 @@ import torch
 from tplab.runtime import Collective
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """The properties by which checks compare collective calls.
 
     numel:  number of elements in the message, as nccl-tests counts them. For all_reduce, broadcast, reduce, send and
@@ -33,11 +33,8 @@ class Call(NamedTuple):
     group: tuple[int, ...]
     waited: bool = True
 
-    def __str__(self) -> str:
-        return f"{self.kind} of {self.numel} {self.dtype} elements" if self.kind != "barrier" else self.kind
 
-
-class Traffic(tuple[Call, ...]):
+class Traffic(tuple[CollectiveCall, ...]):
     """The collectives that one rank entered.
 
     Two `Traffic` objects are equal if they contain the same calls, regardless of order. `traffic` and
@@ -72,13 +69,19 @@ class Traffic(tuple[Call, ...]):
         A group with only one rank generates no traffic.
         """
         members = tuple(range(p)) if group is None else tuple(group)
-        return Traffic(Call(kind, numel, dtype, members) for kind, numel in calls) if len(members) > 1 else Traffic()
+        return (
+            Traffic(CollectiveCall(kind, numel, dtype, members) for kind, numel in calls)
+            if len(members) > 1
+            else Traffic()
+        )
 
 
 def traffic(section: Iterable[Collective]) -> Traffic:
     """Return the traffic of a `record()` section, or of any other sequence of collectives that one rank entered."""
     return Traffic(
-        Call(c.kind, _elements(c), c.dtype, tuple(c.group), c.end is not None) for c in section if len(c.group) > 1
+        CollectiveCall(c.kind, _elements(c), c.dtype, tuple(c.group), c.end is not None)
+        for c in section
+        if len(c.group) > 1
     )
 
 
@@ -88,7 +91,7 @@ def _elements(collective: Collective) -> int:
     return collective.bytes // torch.empty((), dtype=getattr(torch, collective.dtype)).element_size()
 
 
-def _in_words(calls: Counter[Call]) -> str:
+def _in_words(calls: Counter[CollectiveCall]) -> str:
     """Describe the calls in words, and count identical calls, as in "2 all_reduces of 96 elements (float64)"."""
     groups = {call.group for call in calls}
     texts = []

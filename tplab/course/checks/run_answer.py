@@ -5,8 +5,7 @@ run_ranks    run a program on p ranks
 run_cases    run several cases of a program on p ranks, and name the case that failed
 called_as    show the call if the learner's function raises an exception on a rank
 
-A case is one way to construct the learner's module or call their function. While a check runs, its ledger counts the
-messages that the ranks send.
+While a check runs, its ledger counts the messages that the ranks send.
 """
 
 import os
@@ -21,7 +20,7 @@ import torch.distributed as dist
 
 from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import portable
-from tplab.course.feedback.tracebacks import has_frames, readable_report, readable_traceback
+from tplab.course.feedback.tracebacks import readable_report, readable_traceback
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared
 from tplab.course.notebooks.numbering import EXERCISE
@@ -56,11 +55,11 @@ def as_failure(
 def _about(report: str, question: str = "") -> str:
     """Return a question about dtypes if the report complains about dtypes. Otherwise, return `question`.
 
-    If there's none, return a general question.
+    If there's none, return a general question, which depends on whether the report mentions any line of code.
     """
     if _DTYPES_MEET.search(report):
         return shared("mixed dtypes")
-    return question or shared("failed" if has_frames(report) else "called")
+    return question or shared("failed" if ", line " in report else "called")
 
 
 def run_ranks(
@@ -85,22 +84,33 @@ def run_ranks(
         message = str(error.cause_message or "").strip()
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
             raise NotImplementedError(message) from None
-        tried = note(error)
-        late = error.cause_type == "timeout"
-        waiting = isinstance(error, Deadlock) and not late
-        failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
-        ranks = {int(rank) for group in failed for rank in group.split(",")}
-        ranks |= set() if ranks or error.rank is None else {error.rank}
-        where = "every rank" if len(ranks) == p > 1 else rank_names(sorted(ranks)) if ranks else "a rank"
-        what = "the ranks didn't finish in time" if late else f"your code fails on {where}"
-        what = "the ranks are waiting for each other" if waiting else what
-        start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
-        start += f", {tried}" if tried else ""
-        report = readable_report(str(error))
-        asked = shared("stuck") if waiting else shared("late") if late else _about(report)
-        raise CheckFailed(
-            f"{start}: {what}{current().right_before(tried, p)}.", report=report, question=asked
-        ) from error
+        raise _failed_run(error, p, note(error)) from error
+
+
+def how_it_ended(error: BaseException | None) -> str:
+    """Return how a failed launch ended: "late", "stuck" if the ranks were waiting for each other, or "crash"."""
+    if isinstance(error, RankError) and error.cause_type == "timeout":
+        return "late"
+    return "stuck" if isinstance(error, Deadlock) else "crash"
+
+
+def _failed_run(error: RankError, p: int, tried: str) -> CheckFailed:
+    """Return the failure for a launch that failed."""
+    report, ended, ledger = readable_report(str(error)), how_it_ended(error), current()
+    if ended == "crash":
+        what, question = f"your code fails on {_failing_ranks(error, p)}", _about(report)
+    else:
+        waiting = "the ranks are waiting for each other"
+        what, question = waiting if ended == "stuck" else "the ranks didn't finish in time", shared(ended)
+    where = ", ".join(filter(None, [ledger.exercise and f"Exercise {ledger.exercise}", f"p = {p}", tried]))
+    return CheckFailed(f"{where}: {what}{ledger.right_before(tried, p)}.", report=report, question=question)
+
+
+def _failing_ranks(error: RankError, p: int) -> str:
+    failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
+    ranks = {int(rank) for group in failed for rank in group.split(",")}
+    ranks |= set() if ranks or error.rank is None else {error.rank}
+    return "every rank" if len(ranks) == p > 1 else rank_names(sorted(ranks)) if ranks else "a rank"
 
 
 @dataclass(frozen=True)
@@ -158,8 +168,7 @@ def run_cases(
             watched = Watched(some, file.name)
 
             def in_first_case(error: BaseException | None) -> bool:
-                timed_out = isinstance(error, RankError) and error.cause_type == "timeout"
-                return len(some) == 1 or (min if timed_out else max)(watched.begun(p)) == 0
+                return len(some) == 1 or (min if how_it_ended(error) == "late" else max)(watched.begun(p)) == 0
 
             try:
                 seen = run_ranks(

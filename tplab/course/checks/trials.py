@@ -10,30 +10,34 @@ table run alongside it on the same ranks and inputs, all of them in a single lau
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from tplab.course.checks import twins
-from tplab.course.checks.cases import FIRST_CALL, Batch, Place, batches, describe, on_a_rank
-from tplab.course.checks.check_vocabulary import ask_about_group
-from tplab.course.checks.choose import about_groups, about_report, about_variant, choose
-from tplab.course.checks.differences import NOT_RUN, Differences, compare
-from tplab.course.checks.exercises import WORLD_SIZES, register
+from tplab.course.checks import layouts, twins
+from tplab.course.checks.cases import FIRST_CALL, WORLD_SIZES, Batch, Place, member_of, on_a_rank, title_of
+from tplab.course.checks.choose import (
+    about_groups,
+    about_report,
+    about_variant,
+    ask_about_group,
+    choose,
+    explained,
+    same,
+)
+from tplab.course.checks.differences import Differences, compare_ranks
+from tplab.course.checks.ledger import failed, fresh_generator, note_right, note_the_device
 from tplab.course.checks.messages import one_sided
-from tplab.course.checks.mistake_kinds import Context
-from tplab.course.checks.observation import Changed, Claim, NotRun, Observed
+from tplab.course.checks.observation import Observed, Seen
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.run_answer import TIMEOUT, run_cases, run_ranks
+from tplab.course.checks.run_answer import TIMEOUT, how_it_ended, run_cases, run_ranks
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
-from tplab.course.feedback.verdict import CheckFailed, Verdict
-from tplab.course.notebooks.mistakes import Mistake, Table, table
-from tplab.runtime import Deadlock, RankError, record
+from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.notebooks.mistakes import Table, table
+from tplab.runtime import record
 
 Answers = Mapping[str, Any]  # {name: the learner's function or class}
-Seen = Sequence[Observed]  # what each rank observed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +71,18 @@ class Trial:
 class OnRanks(Trial):
     """A trial that runs the answer in many cases on ranks. See `cases` for the words *case* and *place*.
 
-    cases:       instances of subclasses of `Case`, or a function that takes a world size and returns such instances
+    cases:       instances of subclasses of `Case`, or a function that takes a world size and returns such instances.
+                 Cases with process groups run only on four ranks
     draw, give, run    as in `cases`
     right:       (case, problem, place) -> the observations that are right on the rank at this place
     terms:       (case, problem, size) -> tensors by name, each as a list with one tensor for each of `size` ranks. A
                  wrong tensor is often a combination of these, such as the sum of x without one rank's
-    world_sizes, without, layouts_differ    as in `cases.batches`
-    tol:         the tolerance, as in `verification.compare_ranks`
+    world_sizes: in the order in which they're tried. Put the one that exposes mistakes best first
+    without:     the variants of the case (its twins) that make no sense for this exercise, or a function that returns
+                 these variants for a given case
+    layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
+                 tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
+    tol:         the tolerance, as in `differences.compare_ranks`
     values_on_cpu: whether `run` may return tensors that it has created on the CPU
     timeout:     the seconds after which a launch counts as an endless loop. If the answer only needs milliseconds, the
                  learner shouldn't have to wait for a minute
@@ -101,138 +110,130 @@ class OnRanks(Trial):
         for batch in self.batches(answer):
             runs = run_cases(
                 on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
-                note=lambda case: describe(case, name), question=lambda case, failure: self._about(case, failure, own),
+                note=lambda case: title_of(case, name), question=lambda case, failure: self._about(case, failure, own),
                 timeout=self.timeout,
             )  # fmt: skip
-            expected = Expected(self, batch)
             for index, observed in enumerate(runs):
-                note = describe(batch.cases[index], name)
-                differences, names = compare_case(expected, index, observed)
+                tried = TriedCase(self, batch, index)
+                note = title_of(tried.case, name)
+                differences, names = tried.compare(observed)
                 note_the_device(number, batch.world_size, observed, note)
                 if differences:
-                    known = KnownMistakes(number, self, batch, index)
-                    ask = question_for_case(expected, own, index, observed, differences, known)
-                    raise failed(number, differences, names, ask, note)
+                    known = cache(partial(tried.known_mistakes, number))
+                    raise failed(number, differences, names, tried.question(own, observed, differences, known), note)
                 note_right(batch.world_size, observed, names, note)
 
     def batches(self, answer: Any) -> Iterator[Batch]:
-        return batches(
-            self.cases, answer, self.draw, self.give, world_sizes=self.world_sizes, without=self.without,
-            layouts_differ=self.layouts_differ, late=self.late,
-        )  # fmt: skip
+        """Yield the cases to run at each world size, with new random problems. The very first case is yielded alone.
+
+        On two ranks, the others include every variant of every case that makes sense for the answer.
+        """
+        for world_size in self.world_sizes:
+            generator = fresh_generator()
+            wanted = self.cases(world_size) if callable(self.cases) else self.cases
+            here = [case for case in wanted if case.groups is None or world_size == 4]
+            if world_size == twins.WORLD_SIZE:
+                here += [
+                    replace(case, twin=twin)
+                    for twin in Twin
+                    if twins.makes_sense(twin, answer) and (self.late or twin is not Twin.LATE)
+                    for case in wanted
+                    if case.groups is None
+                    and twin not in (self.without(case) if callable(self.without) else self.without)
+                ]
+            for some in filter(None, (here[:1], here[1:]) if world_size == self.world_sizes[0] else (here,)):
+                problems = [self._problems(case, world_size, generator) for case in some]
+                given = [
+                    [self._packed(case, problem, place) for problem, place in rows]
+                    for case, rows in zip(some, problems, strict=True)
+                ]
+                yield Batch(world_size, some, problems, given)
+
+    def _problems(self, case: Any, world_size: int, generator: torch.Generator) -> list[tuple[Any, Place]]:
+        """Return a (problem, place) pair for every rank. Ranks in the same process group work on the same problem."""
+        members = member_of(world_size, case.groups)
+        size = len(members[0][1])
+        drawn = [twins.rounded(case.twin, self.draw(case, generator, size)) for _ in case.groups or (0,)]
+        return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
+
+    def _packed(self, case: Any, problem: Any, place: Place) -> Any:
+        index = place.index if self.layouts_differ else 0
+        return layouts.packed(twins.given(case.twin, self.give(case, problem, place), index))
 
     def _about(self, case: Any, failure: CheckFailed, own: Table) -> str:
         """Return the question about a run that failed, or "" for the general one."""
-        cause = failure.__cause__
-        late = isinstance(cause, RankError) and cause.cause_type == "timeout"
+        ended = how_it_ended(failure.__cause__)
         if case.twin:
-            return "" if late else twins.question(case.twin, failure.report)
-        ended = "late" if late else "stuck" if isinstance(cause, Deadlock) else "crash"
-        ask = about_report(own, failure.report, ended, note=describe(case, "answer"), in_groups=bool(case.groups))
+            return "" if ended == "late" else twins.question(case.twin, failure.report)
+        ask = about_report(own, failure.report, ended, note=title_of(case, "answer"), in_groups=bool(case.groups))
         return ask_about_group(ask) if ask and case.groups else ask
 
 
-class Expected:
-    """What's right in each case of a batch, on each rank.
+@dataclass(frozen=True)
+class TriedCase:
+    """One case of a batch: what's right in it, and the question for an answer that's wrong in it."""
 
-    It's computed once per case, unless it depends on what the ranks observed.
-    """
+    trial: OnRanks
+    batch: Batch
+    index: int
 
-    def __init__(self, trial: OnRanks, batch: Batch) -> None:
-        self.trial, self.batch = trial, batch
-        self._known: dict[int, Seen] = {}
+    @property
+    def case(self) -> Any:
+        return self.batch.cases[self.index]
 
-    def of(self, index: int, observed: Seen) -> Seen:
-        if index in self._known:
-            return self._known[index]
-        case, right, used = self.batch.cases[index], [], False
-        for problem, place in self.batch.problems[index]:
-            group = UsedOrNot([observed[rank] for rank in place.ranks])
-            right.append(twins.expected(case.twin, self.trial.right(case, problem, replace(place, observed=group))))
-            used |= group.used
-        if not used:
-            self._known[index] = right
-        return right
+    def right(self, observed: Seen) -> Seen:
+        """Return what's right on each rank, which may depend on what the ranks observed."""
+        found = []
+        for problem, place in self.batch.problems[self.index]:
+            place = replace(place, observed=[observed[rank] for rank in place.ranks])
+            found.append(twins.expected(self.case.twin, self.trial.right(self.case, problem, place)))
+        return found
 
+    def compare(self, observed: Seen) -> tuple[Differences, list[str]]:
+        """Return the differences from what's right, and the names of all values that were compared."""
+        case, (problem, _) = self.case, self.batch.problems[self.index][0]
+        return compare_ranks(
+            self.batch.world_size, observed, self.right(observed), tol=twins.tolerance(case.twin, self.trial.tol),
+            note=title_of(case, "answer"),
+            terms={} if case.twin or case.groups else self.trial.terms(case, problem, self.batch.world_size),
+        )  # fmt: skip
 
-class UsedOrNot(Sequence[Observed]):
-    """A sequence that notices whether somebody looks at it."""
+    def question(
+        self, own: Table, observed: Seen, differences: Differences, known: Callable[[], Mapping[str, Seen]]
+    ) -> str:
+        """Return the question for an answer that's wrong in this case.
 
-    def __init__(self, values: Seen) -> None:
-        self._values, self.used = values, False
+        known: returns what the known mistakes observe, by name. It's only called if the question depends on them
+        """
+        twin, groups = self.case.twin, self.case.groups
+        if twin and not (twin is Twin.AGAIN and _repeats(observed)):
+            return about_variant(differences)
+        if groups and (ask := about_groups(own)):
+            return ask_about_group(ask)
+        right = self.right(observed)
+        ask = choose(
+            own, differences, lambda mistake: explained(known().get(mistake.name), observed, differences, right)
+        )
+        return ask_about_group(ask) if groups else ask
 
-    def __getitem__(self, index: Any) -> Any:
-        self.used = True
-        return self._values[index]
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-def compare_case(expected: Expected, index: int, observed: Seen) -> tuple[Differences, list[str]]:
-    """Compare what the ranks observed in one case of a batch with what's right.
-
-    Returns the differences, and the names of all values that were compared.
-    """
-    trial, batch = expected.trial, expected.batch
-    case, (problem, _) = batch.cases[index], batch.problems[index][0]
-    return compare_ranks(
-        batch.world_size, observed, expected.of(index, observed), tol=twins.tolerance(case.twin, trial.tol),
-        note=describe(case, "answer"),
-        terms={} if case.twin or case.groups else trial.terms(case, problem, batch.world_size),
-    )  # fmt: skip
-
-
-def question_for_case(
-    expected: Expected,
-    own: Table,
-    index: int,
-    observed: Seen,
-    differences: Differences,
-    known: Callable[[Mistake], Seen | None],
-) -> str:
-    """Return the question for an answer that's wrong in one case of a batch.
-
-    known: returns what a known mistake observes in this case, or None if it doesn't run to its end
-    """
-    case = expected.batch.cases[index]
-    if case.twin and not (case.twin is Twin.AGAIN and _repeats(observed)):
-        return about_variant(differences)
-    if case.groups and (ask := about_groups(own)):
-        return ask_about_group(ask)
-    right = expected.of(index, observed)
-    ask = choose(own, differences, lambda mistake: explained(known(mistake), observed, differences, right))
-    return ask_about_group(ask) if case.groups else ask
-
-
-class KnownMistakes:
-    """What the known mistakes of a trial's table observe in a case. They run when somebody first asks.
-
-    Called with a mistake, it returns what each rank observed, or None if the mistake didn't run to its end.
-    """
-
-    def __init__(self, number: str, trial: OnRanks, batch: Batch, index: int) -> None:
-        self.number, self.trial, self.batch, self.index = number, trial, batch, index
-
-    def __call__(self, mistake: Mistake) -> Seen | None:
-        return self._observed.get(mistake.name)
-
-    @cached_property
-    def _observed(self) -> dict[str, Seen]:
-        mistakes = [mistake for mistake in self.trial.table(self.number).mistakes if not mistake.fails]
-        answers = [self.trial.answer(reference_answers(self.number, mistake.of)) for mistake in mistakes]
+    def known_mistakes(self, number: str, timeout: float = TIMEOUT) -> dict[str, Seen]:
+        """Run the known mistakes of the trial's table. Return what the ranks observed, unless a mistake fails."""
+        mistakes = [mistake for mistake in self.trial.table(number).mistakes if not mistake.fails]
+        answers = [self.trial.answer(reference_answers(number, mistake.of)) for mistake in mistakes]
         try:
-            seen = observed_by_each(self.trial, answers, self.batch.only([self.index]))
+            seen = observed_by_each(self.trial, answers, self.batch.only([self.index]), timeout)
         except CheckFailed:  # on a machine where one of them doesn't end, symptoms have to do
             return {}
-        return {
-            mistake.name: ranks
-            for mistake, (ranks,) in zip(mistakes, seen, strict=True)
-            if not any(ERROR in rank for rank in ranks)
-        }
+        names = [mistake.name for mistake in mistakes]
+        return {name: ranks for name, (ranks,) in zip(names, seen, strict=True) if not ended(ranks)}
 
 
 ERROR = "error"
+
+
+def ended(observed: Seen) -> bool:
+    """Return whether an answer ended in an error on any rank."""
+    return any(ERROR in rank for rank in observed)
 
 
 def observed_by_each(
@@ -272,43 +273,29 @@ def _each_on_a_rank(
     return seen
 
 
-def explained(theirs: Seen | None, observed: Seen, differences: Differences, expected: Seen) -> int:
-    """Return how much of an answer's differences a known mistake explains: all (2), the first one (1), or nothing (0).
-
-    To explain the first difference, the mistake must have the same wrong value, and whatever is right in the answer
-    must be right in the mistake, too.
-    """
-    if theirs is None:
-        return 0
-    names = dict.fromkeys(name for rank in observed for name in rank)
-    wrong_ones_first = sorted(names, key=lambda name: name not in differences.names)
-    if all(_same(name, theirs, observed) for name in wrong_ones_first):
-        return 2
-    first = next((row.name for row in differences if row.kind != NOT_RUN), "")
-    says_little = not first or "traffic" in first or differences.kind(first) in ("zeros", "none", "changed", "not so")
-    if says_little or _same(first, theirs, expected):
-        return 0
-    fine = [name for name in names if name in expected[0] and name not in differences.names]
-    return int(_same(first, theirs, observed) and all(_same(name, theirs, expected) for name in fine))
-
-
 def _repeats(observed: Seen) -> bool:
     """Return whether a second call on the same data gave the same values as the first, so nothing was left behind."""
     first: Seen = [rank[FIRST_CALL] for rank in observed]
-    return all(_same(name, first, observed) for name in first[0])
+    return all(same(name, first, observed) for name in first[0])
 
 
-def _same(name: str, mine: Seen, theirs: Seen) -> bool:
-    """Return whether an observation is the same on every rank."""
-    return all(
-        _same_value(a.get(name), b.get(name), rank) for rank, (a, b) in enumerate(zip(mine, theirs, strict=True))
-    )
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise and its check. For the fields, see `exercise`."""
+
+    number: str
+    title: str
+    takes: Sequence[str]
+    trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]]
+    passed: str
+    theirs: Sequence[str]
+
+    def trials_of(self, answers: Answers) -> Sequence[Trial]:
+        """Return what the check tries with these answers."""
+        return self.trials(answers) if callable(self.trials) else self.trials
 
 
-def _same_value(mine: Any, theirs: Any, rank: int) -> bool:
-    if isinstance(theirs, (Claim, Changed, NotRun, type(None))):
-        return type(mine) is type(theirs) and bool(mine) == bool(theirs)
-    return compare(mine, theirs, Context(1, rank, [], [], guess=False)) is None
+EXERCISES: dict[str, Exercise] = {}  # those of the chapters that were imported
 
 
 def exercise(
@@ -318,18 +305,13 @@ def exercise(
     takes: Sequence[str],
     trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]],
     passed: str,
+    theirs: Sequence[str] = (),
 ) -> None:
-    """Register the check of an exercise.
+    """Register an exercise and its check.
 
     takes:  the names of the answers that the check takes, as the reference answer defines them
     trials: what the check tries, one after the other, or a function that takes {name: answer} and returns the trials
     passed: the sentences that the learner reads if the answer passes
+    theirs: the names of tplab's functions that solve the exercise, in addition to those with an answer's name
     """
-
-    def check(*answers: Any) -> Verdict:
-        given = dict(zip(takes, answers, strict=True))
-        for trial in trials(given) if callable(trials) else trials:
-            trial.check(number, given)
-        return Verdict(passed)
-
-    register(number, title, check, takes, trials)
+    EXERCISES[number] = Exercise(number, title, takes, trials, passed, theirs)

@@ -1,9 +1,9 @@
 """A twin is a variant of a case that differs in one condition, such as the dtype or the memory layout of the tensors.
 
-A case is one way to construct the learner's module or call their function. An answer can be right for a case but wrong
-for one of its variants. For example, the answer may hardcode a dtype instead of using its input's dtype, keep a value
-between calls, or write into a copy of a tensor when it should write into the tensor itself. `cases.batches` makes all
-variants of every case, so a check doesn't have to create any variants itself.
+An answer can be right for a case but wrong for one of its variants. For example, the answer may hardcode a dtype
+instead of using its input's dtype, keep a value between calls, or write into a copy of a tensor when it should write
+into the tensor itself. `OnRanks.batches` makes all variants of every case, so a check doesn't have to create any of
+them.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from tplab.course.checks import layouts
 from tplab.course.checks.late import late
-from tplab.course.checks.observation import observing
+from tplab.course.checks.observation import Extra, observing
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.notebooks.mistakes import shared
 
@@ -125,11 +125,10 @@ def loss_in(twin: Twin | None, loss: Any) -> Any:
 @contextmanager
 def observed_as(twin: Twin | None) -> Iterator[None]:
     """Context manager that makes `observe` call the learner's code the way a variant of the case requires."""
-    in_eval_mode = twin is Twin.EVAL_MODE
-    evaluation = twin is Twin.EVALUATION
-    options = {"between": twin is Twin.BETWEEN, "evaluation": evaluation, "later": evaluation or in_eval_mode}
-    adversary = late() if twin is Twin.LATE else nullcontext()
-    with _eval_mode() if in_eval_mode else nullcontext(), observing(**options), adversary:
+    later = twin in (Twin.EVALUATION, Twin.EVAL_MODE)
+    extra = Extra(between=twin is Twin.BETWEEN, evaluation=twin is Twin.EVALUATION, later=later)
+    module_mode = _eval_mode() if twin is Twin.EVAL_MODE else nullcontext()
+    with module_mode, observing(extra), late() if twin is Twin.LATE else nullcontext():
         yield
 
 

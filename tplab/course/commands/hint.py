@@ -12,13 +12,10 @@ from tplab.course.learn.course_files import add_root, course_of
 def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("hint", help="the next hint of an exercise", description="One more hint each time.")
     parser.add_argument("exercise", nargs="?", metavar="4.2", help="without it, the next one that you haven't passed")
-    parser.add_argument("--step", type=int, metavar="N", help="this hint, whichever you have seen")
-    parser.add_argument("--all", action="store_true", help="all of them")
     add_root(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     course = course_of(options)
-    number = options.exercise or next_exercise(course)
-    return hints.show(number, course.material, course.memory, step=options.step, everything=options.all)
+    return hints.show(options.exercise or next_exercise(course), course.material, course.memory)

@@ -72,53 +72,33 @@ def seen(memory: Path) -> dict[str, int]:
 
 def remember(memory: Path, number: str, step: int) -> None:
     """Record that hint `step` has been shown."""
-    kept = seen(memory)
     path = memory / STATE
     path.parent.mkdir(exist_ok=True)
-    shown = json.dumps(kept | {number: max(step, kept.get(number, 0))}, indent=1, sort_keys=True)
-    replace(path, shown.encode())
+    replace(path, json.dumps(seen(memory) | {number: step}, indent=1, sort_keys=True).encode())
 
 
-def choose(
-    number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False
-) -> list[tuple[int, str]]:
-    """Return (number, text) pairs: all the hints, only the hint with the number `step`, or only the next hint.
-
-    Record which hint was shown last.
-    """
-    hints = hints_for(number, material)
-    if step is not None and not 1 <= step <= len(hints):
-        raise NoHint(f"Exercise {number} has {len(hints)} hints, so there is no hint {step}.")
-    last = min(step or seen(memory).get(number, 0) + 1, len(hints))
-    steps = range(1, len(hints) + 1) if everything else [last]
-    with suppress(OSError):  # an unwritable folder is no reason to withhold a hint
-        remember(memory, number, steps[-1])
-    return [(step, hints[step - 1]) for step in steps]
-
-
-def show(number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False) -> int:
-    """Print the hints for `tplab hint 4.2`. Return the exit code, which is 2 if the hints can't be found or read."""
+def show(number: str, material: Path, memory: Path) -> int:
+    """Print the next hint for `tplab hint 4.2`. Return the exit code, which is 2 if there's no hint to show."""
     # Imported here because notebook kernels also use this module, but kernels display hints as HTML, without rich
     from rich.console import Console
     from rich.markdown import Markdown
     from rich.text import Text
 
     try:
-        chosen = choose(number, material, memory, step=step, everything=everything)
+        hints = hints_for(number, material)
     except (NoHint, Unreadable) as error:
         Console(stderr=True, highlight=False).print(Text(str(error), style="red"))
         return 2
-    console = Console(highlight=False)
-    total = len(hints_for(number, material))
-    for place, text in chosen:
-        console.print(Text(f"Exercise {number}, hint {place} of {total}", style="bold"))
-        console.print(Markdown(text))
-        console.print()
-    following = f"tplab hint {number} --step {place + 1}" if step else f"tplab hint {number}"
-    more = f"For the next hint, run: {following}"
+    step = min(seen(memory).get(number, 0) + 1, len(hints))
+    with suppress(OSError):  # an unwritable folder is no reason to withhold a hint
+        remember(memory, number, step)
+    more = f"For the next hint, run: tplab hint {number}"
     last = f"That was the last hint. To see the answer and an explanation, run: tplab solution {number}"
-    told = more if place < total else last
-    console.print(Text(told, style="dim"))
+    console = Console(highlight=False)
+    console.print(Text(f"Exercise {number}, hint {step} of {len(hints)}", style="bold"))
+    console.print(Markdown(hints[step - 1]))
+    console.print()
+    console.print(Text(more if step < len(hints) else last, style="dim"))
     return 0
 
 

@@ -36,11 +36,6 @@ def readable_report(report: str) -> str:
     return "\n".join(lines)
 
 
-def has_frames(report: str) -> bool:
-    """Return whether the report mentions any line of code."""
-    return ", line " in report
-
-
 def readable_traceback(error: BaseException) -> str:
     """Format an error and its traceback, leaving out the frames from tplab and torch.
 

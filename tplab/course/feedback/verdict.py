@@ -1,9 +1,9 @@
-"""Represent and display the result of a check: a `Verdict` if the answer passed, and a `CheckFailed` if it didn't.
+"""Represent and display the result of a check: `CheckPassed` or `CheckFailed`.
 
-Both classes have a text form (for terminals, nbval, and `tplab check`) and an HTML box (for notebooks). A verdict's
-text is the same in every run, so nbval can compare it. A failure message lists the observations that differ, and then
-asks a question that points to the cause. An observation is a named value, such as a gradient, that a check compares
-with an expected value.
+Both classes have a text form (for terminals, nbval, and `tplab check`) and an HTML box (for notebooks). The text of a
+`CheckPassed` is the same in every run, so nbval can compare it. A failure message lists the observations that differ,
+and then asks a question that points to the cause. An observation is a named value, such as a gradient, that a check
+compares with an expected value.
 """
 
 import re
@@ -79,6 +79,13 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     return f'<table style="{style}">{"".join(lines)}</table>'
 
 
+def text_row(texts: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a table's row as text. In each column, a text that's wider than the column continues on the next line."""
+    columns = [wrap(text, width or 1) for text, width in zip(texts, widths, strict=True)]
+    lines = zip_longest(*columns, fillvalue="")
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
 def in_notebook() -> bool:
     """Return whether this code is running in a notebook kernel."""
     module = sys.modules.get("IPython")
@@ -110,26 +117,23 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict on an answer that passed its check.
+class CheckPassed:
+    """The result of a check whose answer passed.
 
-    A check returns `Verdict("a note")`, and `check()` fills in the other fields. The box also shows what the check
-    `tried` and what comes `after` the exercise. All of the box's text must be the same in every run, because nbval also
-    compares the box with the one saved in the learner's notebook.
+    The box also shows what the check `tried` and what comes `after` the exercise. All of the box's text must be the
+    same in every run, because nbval also compares the box with the one saved in the learner's notebook.
     """
 
-    note: str = ""
-    exercise: str = ""
-    title: str = ""
-    compared: str = ""
+    exercise: str
+    title: str
+    note: str
+    compared: str
     tried: str = ""
     after: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        lines = [f"Exercise {self.exercise} passed: {self.title}" if self.exercise else "passed"]
-        return "\n".join(
-            [*lines, *(indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text)]
-        )
+        told = [indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text]
+        return "\n".join([f"Exercise {self.exercise} passed: {self.title}", *told])
 
     def _repr_html_(self) -> str:
         head = f"✓ Exercise {self.exercise} passed: {self.title}"
@@ -169,7 +173,8 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
         parts = [self.headline]
         if self.rows:
             widths = [min(_NAMES, max(len(row[column]) for row in self.rows)) for column in (0, 1)]
-            parts.append("\n".join(self._row(row, widths) for row in self.rows))
+            widths.append(max(50, _WIDTH - sum(widths) - 6))
+            parts.append(indent("\n".join(text_row(row, widths) for row in self.rows), "  "))
         if self.right:
             parts.append(fill("Right: " + ", ".join(self.right) + ".", _WIDTH))
         if self.report:
@@ -184,12 +189,6 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
 
     __repr__ = __str__
 
-    @staticmethod
-    def _row(row: tuple[str, str, str], widths: list[int]) -> str:
-        texts = wrap(row[2], max(50, _WIDTH - sum(widths) - 6))
-        columns = zip_longest(wrap(row[0], widths[0]), wrap(row[1], widths[1] or 1), texts, fillvalue="")
-        return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in columns)
-
     def html(self, hints: str = "") -> str:
         """Return the failure as an HTML box. `hints` is HTML to append at the bottom."""
         parts = [heading("✗ " + self.headline)]
@@ -202,9 +201,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
         if self.question:
             parts.append(paragraph("→ " + self.question, strong=True))
         if self.footnote:
-            parts.append(
-                f'<div style="margin-top: 0.35em; opacity: 0.7; font-size: 85%;">{escape(self.footnote)}</div>'
-            )
+            parts.append(paragraph(self.footnote, small=True))
         return box(RED, *parts, hints)
 
     def _render_traceback_(self) -> list[str]:

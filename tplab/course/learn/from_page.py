@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tplab.course.feedback.verdict import AMBER, Verdict, box, display_html, paragraph
+from tplab.course.feedback.verdict import AMBER, CheckPassed, box, display_html, paragraph
 from tplab.course.feedback.waiting import on_page
 from tplab.course.grade.answers import Piece
 from tplab.course.grade.needs import binds
@@ -62,9 +62,9 @@ def watch(tells: list[Callable[[str], str]]) -> None:
 
 
 def _after_cell(result: Any) -> None:
-    """Add the answer to the library if the cell's result is a verdict. IPython calls this function after each cell."""
+    """Add the answer to the library if a cell's check passed. IPython calls this function after each cell."""
     verdict = getattr(result, "result", None)
-    if not (isinstance(verdict, Verdict) and verdict.exercise and _course):
+    if not (isinstance(verdict, CheckPassed) and _course):
         return
     shell = sys.modules["IPython"].get_ipython()
     try:

@@ -32,8 +32,7 @@ from tplab.course.notebooks.source import Cell, Chapter, SourceError, pages, rea
 
 COURSE = Path(__file__).parents[1]
 SHOWING = (  # modules whose wording appears in outputs
-    "checks/failures", "checks/ledger", "checks/predictions", "checks/symptoms", "feedback/tracebacks",
-    "feedback/verdict",
+    "checks/failures", "checks/ledger", "checks/predictions", "feedback/tracebacks", "feedback/verdict",
 )  # fmt: skip
 SIZE_LIMIT = 1_000_000  # bytes; GitHub doesn't display larger notebooks
 METADATA = {

@@ -9,17 +9,15 @@ from typing import Any
 import torch
 
 from tplab.course.checks import twins
-from tplab.course.checks.choose import about_report, about_variant, choose
+from tplab.course.checks.choose import about_report, about_variant, choose, explained
 from tplab.course.checks.describe import describe
-from tplab.course.checks.differences import Differences
-from tplab.course.checks.exercises import fresh_generator
-from tplab.course.checks.ledger import current
-from tplab.course.checks.observation import Claim, Observed
+from tplab.course.checks.differences import Differences, compare_ranks
+from tplab.course.checks.ledger import current, failed, fresh_generator, note_right, note_the_device
+from tplab.course.checks.observation import Claim, Observed, Seen
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.run_answer import as_failure
-from tplab.course.checks.trials import Answers, Seen, Trial, explained
+from tplab.course.checks.trials import Answers, Trial
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
 from tplab.course.feedback.verdict import CheckFailed, names
 from tplab.course.notebooks.mistakes import Mistake, Table
 
@@ -52,7 +50,7 @@ class Alone(Trial):
     calls: (generator) -> the calls to try
     run:   (answer, call) -> what was observed, for each rank or, if the call is `alone`, once
     right: (call) -> the right observations, in the same form
-    tol:   the tolerance, as in `verification.compare_ranks`
+    tol:   the tolerance, as in `differences.compare_ranks`
     """
 
     calls: Callable[[torch.Generator], Iterable[Call]]
@@ -75,7 +73,7 @@ class Alone(Trial):
                 failure = failed(number, differences, names, ask, note)
                 failure.report = call.shows(observed) if callable(call.shows) else call.shows
                 raise failure
-            note_right(call.p, observed, names, note)
+            note_right(call.p, observed, names, note, call.alone)
 
     def _observed(self, number: str, own: Table, answer: Any, call: Call, note: str) -> Seen:
         try:

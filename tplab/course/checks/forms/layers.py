@@ -37,8 +37,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tplab.course.checks.cases import Case, Place
-from tplab.course.checks.check_vocabulary import random_tensor
+from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.statements import Statement, accepts, refuses, statements
 from tplab.course.checks.observation import Claim, NotRun, Observed, observe
 from tplab.course.checks.trials import OnRanks

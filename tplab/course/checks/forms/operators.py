@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tplab.course.checks.cases import Case, Place
-from tplab.course.checks.check_vocabulary import random_tensor
+from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.observation import Observed, observe
 from tplab.course.checks.trials import Answers, OnRanks
 from tplab.course.feedback.verdict import CheckFailed

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tplab.course.checks import Claim, Observed, Snapshot, random_tensor
+from tplab.course.checks.cases import random_tensor
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import Seen, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot
+from tplab.course.checks.trials import exercise
 from tplab.memory.config import PRESETS, GPTConfig
 from tplab.memory.memory_bill import GPUS, Layout, bill
 from tplab.memory.meter import MemoryMeter

@@ -8,24 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import Call as Collective
-from tplab.course.checks import (
-    Case,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    Traffic,
-    Twin,
-    called_as,
-    random_tensor,
-    same_memory,
-    traffic,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.messages import receives_from_any_rank
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, same_memory
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 
 # Two ranks reveal the most about a mistake, and three ranks are the fewest with two different neighbors. An answer that
@@ -106,10 +97,10 @@ def right_chunks(case: Root, problem: Chunks, place: Place) -> Observed:
     here, there = ("send", "recv") if at_root else ("recv", "send")  # what this rank does in scatter and in gather
     right: Observed = {}
     if case.scatters:
-        sent = Traffic(Collective(here, mine.numel(), "float64", (case.root, other)) for other in others)
+        sent = Traffic(CollectiveCall(here, mine.numel(), "float64", (case.root, other)) for other in others)
         right |= {"out": mine, "returned": mine, "scatter traffic": sent}
     if case.gathers:
-        sent = Traffic(Collective(there, mine.numel(), "float64", (other, case.root)) for other in others)
+        sent = Traffic(CollectiveCall(there, mine.numel(), "float64", (other, case.root)) for other in others)
         right |= {"gathered": problem.xs if at_root else None, "gather traffic": sent}
     return right
 
@@ -177,8 +168,8 @@ def ring_traffic(place: Place, count: int, numel: int) -> Traffic:
         return Traffic()
     rank, p, step = place.index, place.size, direction(place.observed)
     return Traffic(
-        [Collective("send", numel, "float64", (rank, (rank + step) % p))] * count
-        + [Collective("recv", numel, "float64", ((rank - step) % p, rank))] * count
+        [CollectiveCall("send", numel, "float64", (rank, (rank + step) % p))] * count
+        + [CollectiveCall("recv", numel, "float64", ((rank - step) % p, rank))] * count
     )
 
 
@@ -365,9 +356,9 @@ def run_step(step: Any, case: Scene, given: tuple[Tensor, Tensor], group: Any) -
     with record() as section:
         taken = step(weight, gradient, RATE)
     seen = traffic(section)
-    sent, late = sum(call.numel for call in seen), [str(call) for call in seen if not call.waited]
+    sent, late = sum(call.numel for call in seen), Traffic(call for call in seen if not call.waited)
     said = f"it sends {sent} elements, and the gradient has {gradient.numel()}" if sent > gradient.numel() + 1 else ""
-    waits = f"{late[0]} was started but never waited for" if late else ""
+    waits = str(late) if late else ""
     return {"weight": weight, "step taken": bool(taken), WAITS: Claim(waits), LITTLE: Claim(said)}
 
 

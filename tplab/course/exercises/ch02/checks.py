@@ -9,24 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from tplab.course.checks import (
-    WORLD_SIZES,
-    Case,
-    Claim,
-    DefaultDevice,
-    Observed,
-    Place,
-    Snapshot,
-    Traffic,
-    Twin,
-    called_as,
-    random_tensor,
-    same_memory,
-    traffic,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import WORLD_SIZES, Case, Place, random_tensor
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.forms.alone import Alone, Call, in_other_conditions, one, refusals
-from tplab.course.checks.trials import Answers, OnRanks, Seen, Trial, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, same_memory
+from tplab.course.checks.recorded_traffic import Traffic, traffic
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import Answers, OnRanks, Trial, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 
 # 2.1: shard and unshard

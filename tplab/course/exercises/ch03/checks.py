@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from tplab.course.checks import Case, Claim, Observed, Place, Twin, observe, random_tensor
+from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.operators import ADD, COPY, GATHER, SPLIT, operator
 from tplab.course.checks.forms.statements import Statement, refuses, statements
+from tplab.course.checks.observation import Claim, Observed, observe
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device
 
 # 3.1: a table of operators

@@ -6,8 +6,7 @@ questions and its table of symptoms, which lists what a learner may see and whic
 
 from pathlib import Path
 
-from tplab.course.checks.predictions import read_predictions
-from tplab.course.checks.symptoms import read_symptoms
+from tplab.course.checks.predictions import read_predictions, read_symptoms
 from tplab.course.exercises.ch04 import checkpoints, checks
 
 PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))

@@ -9,21 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    Traffic,
-    Twin,
-    random_tensor,
-    traffic,
-)
-from tplab.course.checks.recorded_traffic import Call
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 
@@ -197,7 +187,9 @@ def gathers(place: Place) -> Traffic:
     split = [saved for saved in PARAMETERS.values() if saved.split and place.size > 1]
     dtypes = [str(saved.dtype).removeprefix("torch.") for saved in split]
     sizes = [math.prod(saved.shape) for saved in split]
-    return Traffic(Call("all_gather", size, dtype, place.ranks) for size, dtype in zip(sizes, dtypes, strict=True))
+    return Traffic(
+        CollectiveCall("all_gather", size, dtype, place.ranks) for size, dtype in zip(sizes, dtypes, strict=True)
+    )
 
 
 def checkpoint(of: str, part: str, note: str, **options: Any) -> OnRanks:

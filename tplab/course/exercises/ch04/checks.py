@@ -12,25 +12,16 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    WORLD_SIZES,
-    Case,
-    Claim,
-    DefaultDevice,
-    Observed,
-    Place,
-    Snapshot,
-    Twin,
-    called_as,
-    random_tensor,
-    same_memory,
-    traffic,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, WORLD_SIZES, Case, Place, random_tensor
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.forms.alone import Alone, Call, refusals
 from tplab.course.checks.forms.layers import Built, Layer, Problem, Weight
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, same_memory
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import record
 from tplab.tensor.sharding import Sharding
 

@@ -10,22 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    DefaultDevice,
-    Observed,
-    Place,
-    Snapshot,
-    Twin,
-    called_as,
-    observe,
-    random_tensor,
-    traffic,
-)
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.describe import describe
+from tplab.course.checks.observation import Claim, Observed, Snapshot, observe
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 

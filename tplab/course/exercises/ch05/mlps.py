@@ -10,11 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
-from tplab.course.checks import GROUPS, Case, Claim, NotRun, Observed, Place, Twin
+from tplab.course.checks.cases import GROUPS, Case, Place
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.layers import PART, Built, Layer, Problem, Weight
 from tplab.course.checks.forms.statements import Statement, statements
+from tplab.course.checks.observation import Claim, NotRun, Observed
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.tensor.sharding import Sharding
 
 HIDDEN, FFN = 6, 20  # the inner size isn't a multiple of the outer one

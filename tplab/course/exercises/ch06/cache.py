@@ -10,20 +10,12 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplab.course.checks import (
-    Case,
-    Claim,
-    NotRun,
-    Observed,
-    Place,
-    Snapshot,
-    Twin,
-    called_as,
-    portable,
-    random_tensor,
-    traffic,
-)
+from tplab.course.checks.cases import Case, Place, random_tensor
+from tplab.course.checks.observation import Claim, NotRun, Observed, Snapshot, portable
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.exercises.ch06 import plain
 from tplab.runtime import device, record
 from tplab.tensor.full_state import load_full_state_dict

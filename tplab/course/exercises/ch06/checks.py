@@ -9,21 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    Case,
-    Claim,
-    DefaultDevice,
-    Observed,
-    Place,
-    Snapshot,
-    called_as,
-    observe,
-    portable,
-    random_tensor,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import Case, Place, random_tensor
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, observe, portable
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.exercises.ch06 import plain
 from tplab.runtime import device
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from tplab.course.checks import GROUPS, Observed, Place, Traffic, random_tensor
+from tplab.course.checks.cases import GROUPS, Place, random_tensor
 from tplab.course.checks.forms.layers import Built, Calls, Layer, Problem, Weight
+from tplab.course.checks.observation import Observed
+from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.exercises.ch06 import plain
 from tplab.tensor.sharding import Sharding

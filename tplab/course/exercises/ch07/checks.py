@@ -9,18 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    called_as,
-    observe,
-    random_tensor,
-)
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot, observe
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.exercises.ch07.tables import (
     HIDDEN,

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tplab.course.checks import GROUPS, Case, Claim, NotRun, Observed, Place, Twin, observe, random_tensor
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Claim, NotRun, Observed, observe
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.exercises.ch07.tables import (
     HIDDEN,
     VOCAB,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import random_tensor
+from tplab.course.checks.cases import random_tensor
 
 VOCAB, HIDDEN = 22, 4
 

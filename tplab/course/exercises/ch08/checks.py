@@ -10,20 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    called_as,
-    observe,
-    random_tensor,
-    twins,
-)
-from tplab.course.checks.recorded_traffic import Call, Traffic
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Changed, Claim, Observed, Snapshot, observe
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.memory.meter import saved_for_backward
 from tplab.runtime import device
@@ -123,7 +114,9 @@ def spends(seen: Observed, given: Tensor, most: int, right: int) -> Observed:
     if sum(mine) > most * given.numel() * max(given.element_size(), 4):
         return seen
     dtype = str(given.dtype).removeprefix("torch.")
-    return seen | {"forward traffic": Traffic([Call("all_reduce", given.numel(), dtype, calls[0].group)] * right)}
+    return seen | {
+        "forward traffic": Traffic([CollectiveCall("all_reduce", given.numel(), dtype, calls[0].group)] * right)
+    }
 
 
 def run_logsumexp(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
@@ -225,7 +218,7 @@ def right_loss(case: Logits, sample: Sample, place: Place) -> Observed:
 
 
 exercise(
-    "8.2", "The loss and its gradient", takes=["VocabParallelCrossEntropy"],
+    "8.2", "The loss and its gradient", takes=["VocabParallelCrossEntropy"], theirs=["vocab_parallel_cross_entropy"],
     trials=[
         OnRanks(
             cases=[replace(case, columns=5) for case in CASES if case.columns > 1],  # gathering them takes more than 3

@@ -8,18 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Observed,
-    Place,
-    Snapshot,
-    called_as,
-    observe,
-    random_tensor,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Changed, Observed, Snapshot, observe
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.exercises.ch08.checks import spends
 from tplab.runtime import device
@@ -177,8 +169,10 @@ def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> Obser
     return seen
 
 
+THEIRS = ("vocab_parallel_cross_entropy", "parallel_linear_cross_entropy")
+
 exercise(
-    "8.3", "The loss of a real run", takes=["vocab_parallel_loss"],
+    "8.3", "The loss of a real run", takes=["vocab_parallel_loss"], theirs=THEIRS,
     trials=[
         mean_loss(
             cases=[
@@ -199,7 +193,7 @@ exercise(
 )  # fmt: skip
 
 exercise(
-    "8.4", "Fix label smoothing", takes=["smoothed_loss"],
+    "8.4", "Fix label smoothing", takes=["smoothed_loss"], theirs=THEIRS,
     trials=[
         mean_loss(
             cases=[

@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.checks import Case, Claim, NotRun, Observed, Place, Twin, called_as
+from tplab.course.checks.cases import Case, Place
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.observation import Claim, NotRun, Observed, Seen
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device
 
 # 9.1: a small model on two replicas of two ranks each, in which the learner's table decides about one of eight draws

@@ -16,19 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    called_as,
-    observe,
-    random_tensor,
-    traffic,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Claim, Observed, Snapshot, observe
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.runtime import device, record
 from tplab.tensor.full_state import load_full_state_dict

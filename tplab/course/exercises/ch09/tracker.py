@@ -14,8 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import Case, Claim, Observed, Place, Twin, called_as
+from tplab.course.checks.cases import Case, Place
+from tplab.course.checks.observation import Claim, Observed
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device
 
 REPLICATED, SHARDED, OUTSIDE = "masks of 'replicated'", "masks of 'sharded'", "masks drawn outside"

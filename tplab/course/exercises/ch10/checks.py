@@ -10,23 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    Twin,
-    called_as,
-    observe,
-    portable,
-    random_tensor,
-    traffic,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.forms.alone import Alone, Call
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, observe, portable
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 from tplab.tensor.operators import copy_to_region, reduce_from_region
 from tplab.tensor.rng import seed_all

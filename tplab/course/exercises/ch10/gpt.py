@@ -10,8 +10,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from tplab import plain
-from tplab.course.checks import GROUPS, Case, Claim, Observed, Place, Twin, observe, portable, random_tensor, twins
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Claim, Observed, observe, portable
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.course.exercises.ch10.weights import (
     BATCH,
     CONFIG,

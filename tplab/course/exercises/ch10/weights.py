@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tplab.course.checks import Place, Twin, random_tensor, twins
+from tplab.course.checks import twins
+from tplab.course.checks.cases import Place, random_tensor
+from tplab.course.checks.twins import Twin
 from tplab.memory.config import GPTConfig
 
 HIDDEN, HEADS, BATCH, LENGTH, KEYS, LAYERS, VOCABULARY, RATE = 8, 4, 2, 5, 7, 2, 37, 0.4

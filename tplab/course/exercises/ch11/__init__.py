@@ -7,8 +7,7 @@ questions, its table of symptoms, and (in `published`) published measurements of
 
 from pathlib import Path
 
-from tplab.course.checks.predictions import read_predictions
-from tplab.course.checks.symptoms import read_symptoms
+from tplab.course.checks.predictions import read_predictions, read_symptoms
 from tplab.course.exercises.ch11 import checks, messages
 
 PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))

@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tplab.collectives.links import Link
 from tplab.cost.backward import NEEDS, mlp_backward
 from tplab.cost.clock import OrderError, Timing, play
-from tplab.course.checks import Claim, NotRun, Observed, called_as
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import Seen, exercise
+from tplab.course.checks.observation import Claim, NotRun, Observed, Seen
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import exercise
 
 # 11.1: the order of a backward pass. The message can start after two matmuls of 5 ms, and two more take longer than it
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplab.course.checks import GROUPS, Case, Claim, Observed, Place, called_as, observe, random_tensor, traffic
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.late import late
-from tplab.course.checks.recorded_traffic import Traffic
+from tplab.course.checks.observation import Claim, Observed, observe
+from tplab.course.checks.recorded_traffic import Traffic, traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record

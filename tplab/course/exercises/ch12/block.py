@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tplab.course.checks import GROUPS, Case, Claim, Observed, Place, observe, random_tensor, twins
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Claim, Observed, observe
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.memory import saved_for_backward
 from tplab.runtime import device

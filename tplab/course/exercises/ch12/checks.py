@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import Case, Observed, Place, observe, random_tensor
+from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.operators import ADD_AND_SPLIT, GATHER, Input, Operator, operator
+from tplab.course.checks.observation import Observed, observe
 from tplab.course.checks.trials import exercise
 from tplab.runtime import device
 

@@ -15,9 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tplab.course.checks import GROUPS, Case, Claim, Observed, Place, Snapshot, Twin, called_as, random_tensor, traffic
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.describe import describe
+from tplab.course.checks.observation import Claim, Observed, Snapshot
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 from tplab.sequence.examples import SmallModel
 from tplab.tensor.sharding import Sharding

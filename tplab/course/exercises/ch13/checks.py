@@ -15,23 +15,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    called_as,
-    random_tensor,
-    twins,
-)
+from tplab.course.checks import twins
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call, in_other_conditions
-from tplab.course.checks.recorded_traffic import Call as Message
-from tplab.course.checks.recorded_traffic import Traffic, traffic
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.observation import Changed, Claim, Observed, Seen, Snapshot
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.exercises.ch13.played import shelf
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import Action
@@ -227,7 +218,7 @@ exercise(
 
 
 @dataclass(frozen=True)
-class Plan(Case):
+class Schedule(Case):
     """The lists of all ranks for m micro-batches.
 
     earlier: whether the parameters already have gradients, from an earlier call
@@ -263,16 +254,16 @@ def forwards_first(p: int, order: Sequence[int]) -> Lists:
     return [[(kind, k) for kind in "FB" for k in order]] * p
 
 
-def plans(p: int) -> list[Plan]:
+def schedules(p: int) -> list[Schedule]:
     m = {1: 3, 2: 5, 4: 7}[p]
     last_first = [[("F", k) for k in range(4)] + [("B", k) for k in (3, 1, 2, 0)]] * p
     return [
-        Plan(f"GPipe's lists, m = {p + 1}", forwards_first(p, range(p + 1)), p + 1),
-        Plan(f"1F1B's lists, m = {m}", in_turn(p, m), m),
-        Plan("lists from the last micro-batch to the first, m = 3", forwards_first(p, (2, 1, 0)), 3),
-        Plan("lists whose last F is their first B, m = 4", last_first, 4),
-        Plan("1F1B's lists, m = 2, where the parameters have gradients already", in_turn(p, 2), 2, earlier=True),
-    ] + [Plan("two pipelines of two stages, m = 3", in_turn(2, 3), 3, groups=GROUPS)] * (p == 4)
+        Schedule(f"GPipe's lists, m = {p + 1}", forwards_first(p, range(p + 1)), p + 1),
+        Schedule(f"1F1B's lists, m = {m}", in_turn(p, m), m),
+        Schedule("lists from the last micro-batch to the first, m = 3", forwards_first(p, (2, 1, 0)), 3),
+        Schedule("lists whose last F is their first B, m = 4", last_first, 4),
+        Schedule("1F1B's lists, m = 2, where the parameters have gradients already", in_turn(p, 2), 2, earlier=True),
+    ] + [Schedule("two pipelines of two stages, m = 3", in_turn(2, 3), 3, groups=GROUPS)] * (p == 4)
 
 
 class Problem(NamedTuple):
@@ -281,7 +272,7 @@ class Problem(NamedTuple):
     targets: Tensor  # [m, b, h]
 
 
-def draw(case: Plan, generator: torch.Generator, size: int) -> Problem:
+def draw(case: Schedule, generator: torch.Generator, size: int) -> Problem:
     weights = random_tensor(generator, size, HIDDEN, HIDDEN + 1)
     return Problem(weights, *(random_tensor(generator, case.m, BATCH, HIDDEN) for _ in range(2)))
 
@@ -292,7 +283,7 @@ def channels_of(group: Any) -> Channels:
     return Channels(group)
 
 
-def run(run_stage: Any, case: Plan, given: Problem, group: Any) -> Observed:
+def run(run_stage: Any, case: Schedule, given: Problem, group: Any) -> Observed:
     channels = channels_of(group or dist.group.WORLD)
     rank, last = channels.rank, channels.world_size - 1
     flow = through(halves(given.weights[:rank]), given.inputs)
@@ -342,7 +333,7 @@ def chain_losses(problem: Problem) -> tuple[Tensor, Tensor]:
     return weights, (outputs - problem.targets).square().mean((1, 2))
 
 
-def right(case: Plan, problem: Problem, place: Place) -> Observed:
+def right(case: Schedule, problem: Problem, place: Place) -> Observed:
     weights, losses = chain_losses(problem)
     mine = torch.autograd.grad(losses.mean(), weights)[0][place.index]
     before = EARLIER if case.earlier else 0.0
@@ -359,12 +350,12 @@ def messages(place: Place, m: int) -> Traffic:
     mine = place.ranks[place.index]
     others = [other for other in place.ranks[max(place.index - 1, 0) : place.index + 2] if other != mine]
     calls = [call for other in others for call in (("send", (mine, other)), ("recv", (other, mine)))] * m
-    return Traffic(Message(kind, BATCH * HIDDEN, "float64", pair) for kind, pair in calls)
+    return Traffic(CollectiveCall(kind, BATCH * HIDDEN, "float64", pair) for kind, pair in calls)
 
 
 exercise(
     "13.3", "A stage at work", takes=["run_stage"],
-    trials=[OnRanks(cases=plans, draw=draw, run=run, right=right, late=True)],
+    trials=[OnRanks(cases=schedules, draw=draw, run=run, right=right, late=True)],
     passed="Your ranks get the loss and the gradients of a single process, whatever the order of the lists, and no "
     "shelf is larger than the list asks for.",
 )  # fmt: skip

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.checks import Case, Claim, Observed, Place, called_as, random_tensor
-from tplab.course.checks.recorded_traffic import Call as Message
-from tplab.course.checks.recorded_traffic import Traffic, traffic
+from tplab.course.checks.cases import Case, Place, random_tensor
+from tplab.course.checks.observation import Claim, Observed
+from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.pipeline.p2p import Channels
 from tplab.runtime import device, record
@@ -172,7 +173,7 @@ def right(case: Exchange, sent: Tensor, place: Place) -> Observed:
     return {
         "received": torch.stack(found) if found else None,
         "sent": torch.stack(own) if own else None,
-        "traffic": Traffic(Message(kind, SIZE, "float64", pair) for kind, pair in calls * (case.rounds * COUNT)),
+        "traffic": Traffic(CollectiveCall(kind, SIZE, "float64", pair) for kind, pair in calls * (case.rounds * COUNT)),
     }
 
 

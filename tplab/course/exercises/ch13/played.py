@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from tplab.cost import clock
-from tplab.course.checks import Claim, NotRun, Observed
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call
-from tplab.course.checks.trials import Seen, exercise
+from tplab.course.checks.observation import Claim, NotRun, Observed, Seen
+from tplab.course.checks.trials import exercise
 from tplab.pipeline.schedules import Action
 
 Lists = list[list[tuple[str, int]]]  # for each rank, the (kind, micro-batch) of its actions

@@ -8,22 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    Twin,
-    called_as,
-    portable,
-    random_tensor,
-    traffic,
-)
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.forms.layers import NO_LEAK, growth
 from tplab.course.checks.late import late
+from tplab.course.checks.observation import Claim, Observed, Snapshot, portable
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 
 SIZES = {"W1": (6, 4), "b1": (6,), "W2": (5, 6), "b2": (5,), "W3": (2, 5), "b3": (2,)}  # the gradients of b3 come first

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from tplab.common.units import size as in_words
-from tplab.course.checks import Case, Claim, Observed, Place, Snapshot, called_as, make_group, random_tensor, traffic
+from tplab.course.checks.cases import Case, Place, make_group, random_tensor
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import OnRanks, Seen, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.memory.config import PRESETS, GPTConfig
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding

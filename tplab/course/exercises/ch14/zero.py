@@ -8,20 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Observed,
-    Place,
-    Snapshot,
-    Twin,
-    called_as,
-    portable,
-    random_tensor,
-    traffic,
-)
+from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.observation import Claim, Observed, Snapshot, portable
+from tplab.course.checks.recorded_traffic import traffic
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 
 SIZES = ((3, 5), (7,), (3, 3))

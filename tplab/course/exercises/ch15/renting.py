@@ -7,11 +7,11 @@ from typing import Any, get_args
 import torch
 
 from tplab.cluster.jobs import AGAIN, BUBBLE, BUSY, DIVIDES, FITS, JOBS, SENDS
-from tplab.course.checks import Claim
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.ledger import current
-from tplab.course.checks.trials import Seen, exercise
+from tplab.course.checks.observation import Claim, Seen
+from tplab.course.checks.trials import exercise
 from tplab.memory.config import Recompute
 
 FORM = "rent returns a layout"

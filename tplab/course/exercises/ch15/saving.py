@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import Claim, Observed, called_as, run_ranks
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import Seen, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen
+from tplab.course.checks.run_answer import called_as, run_ranks
+from tplab.course.checks.trials import exercise
 from tplab.course.exercises.ch15.killing import halfway, in_this_process, killed_at
 from tplab.course.exercises.ch15.turns import Group, Stuck, take_turns
 

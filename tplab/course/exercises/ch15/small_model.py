@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.course.checks import random_tensor
+from tplab.course.checks.cases import random_tensor
 from tplab.runtime import device
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.tensor.operators import copy_to_region, reduce_from_region

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import Case, Claim, NotRun, Observed, Place, Snapshot, called_as, portable
+from tplab.course.checks.cases import Case, Place
 from tplab.course.checks.describe import describe
+from tplab.course.checks.observation import Claim, NotRun, Observed, Snapshot, portable
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.exercises.ch15 import small_model as small
 from tplab.course.exercises.ch15.small_model import LR, MicroBatch, SmallModel, Weights

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from tplab.course.checks import Claim, Observed, called_as, portable
 from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import Seen, exercise
+from tplab.course.checks.observation import Claim, Observed, Seen, portable
+from tplab.course.checks.run_answer import called_as
+from tplab.course.checks.trials import exercise
 from tplab.runtime.transport import can_be_sent, dumps, loads
 
 FORM = "own_windows returns a list of ints"

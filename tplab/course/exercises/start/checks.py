@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import Case, Observed, Snapshot, random_tensor, traffic
+from tplab.course.checks.cases import Case, random_tensor
+from tplab.course.checks.observation import Observed, Snapshot
+from tplab.course.checks.recorded_traffic import traffic
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.runtime import device, record
 

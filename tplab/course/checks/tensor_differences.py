@@ -5,8 +5,7 @@ For example, it may contain another rank's part, p times the correct tensor, or 
     tensor_difference(seen, expected, context) -> None | (kind, text)
 
 The guesses are ordered from most to least informative, and the learner sees the first guess that fits. The last resort
-is a message that says how many elements differ. An observation is a named value that a check records on a rank, such as
-"dx".
+is a message that says how many elements differ.
 """
 
 import itertools
