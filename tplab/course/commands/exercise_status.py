@@ -13,16 +13,9 @@ from tplab.course.commands import state
 from tplab.course.commands.saved_outputs import shown
 from tplab.course.grade.answers import is_stub, merge
 from tplab.course.grade.check_notebook import exercises_of
-from tplab.course.learn.course_files import (
-    ChapterFiles,
-    Course,
-    Misuse,
-    all_chapters,
-    chapter_of_exercise,
-    no_such_exercise,
-)
+from tplab.course.learn.course_files import ChapterFiles, Course, Misuse, all_chapters, chapter
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
-from tplab.course.notebooks.numbering import argument
+from tplab.course.notebooks.numbering import EXERCISE, argument, chapter_of
 
 AS_SHOWN = "as your notebook shows"
 
@@ -73,10 +66,13 @@ def find_exercise(course: Course, number: str, command: str) -> tuple[ChapterFil
 
     command: how the user should have written the command, such as "tplab solution 4.2"
     """
-    files = chapter_of_exercise(course, number, command)
+    if not re.fullmatch(EXERCISE, number):
+        raise Misuse(f"There is no exercise {number} here. Write it like this: {command}")
+    files = chapter(course, chapter_of(number))
     reference = read_notebook(files.reference)
     if number not in exercises_of(reference):
-        raise no_such_exercise(number, files, list(exercises_of(reference)))
+        there = ", ".join(exercises_of(reference))
+        raise Misuse(f"There is no exercise {number} in chapter {files.stem}. There are: {there}.")
     return files, reference
 
 

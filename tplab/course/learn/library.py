@@ -11,16 +11,14 @@ one that isn't written yet, the library borrows that one from the course. The fi
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from dataclasses import replace as replace_field
 from pathlib import Path
 
 from tplab.common.files import locked, replace
 from tplab.course.grade.answers import merge
 from tplab.course.learn.course_files import Course
 from tplab.course.learn.given_code import PACKAGE, TEMPLATES
-from tplab.course.learn.moved_answers import renamed
 from tplab.course.learn.my_tp import borrowed, chapters_of, files, in_order, is_enough_to_train, module_name
 from tplab.course.learn.passages import NotPlain, Passage, extract_from
 from tplab.course.learn.pristine import keep
@@ -34,15 +32,10 @@ SCRIPT = "train.py"
 
 @dataclass(frozen=True)
 class Written:
-    """A passed answer, with its code, the time when it passed, and how it was checked.
-
-    passage:  the code of the answer, with the imports and helpers that it uses
-    how:      "tplab check", or "in the notebook" if only the notebook's own check has passed
-    """
+    """A passed answer: its code, with the imports and helpers that it uses, and the time when it passed."""
 
     passage: Passage
     passed: str
-    how: str = "tplab check"
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,6 @@ class Module:
 
     lines:     how many lines of the learner's code it has, not counting blank lines
     written:   the exercises whose answers are in it
-    shown:     those of them that have passed the notebook's own check but not `tplab check`
     borrowed:  exercise -> the names that the module borrows from the course's solution to that exercise
     edited:    whether the file was edited since it was generated, so that its code may not be what was checked
     """
@@ -60,7 +52,6 @@ class Module:
     chapter: int
     lines: int
     written: list[str]
-    shown: list[str]
     borrowed: dict[str, list[str]]
     edited: bool
 
@@ -69,7 +60,7 @@ def load(course: Course) -> dict[str, Written]:
     """Return the passed answers by exercise. A missing or damaged store counts as empty until answers pass again."""
     try:
         stored = json.loads((course.memory / STORE).read_text(encoding="utf-8"))["exercises"]
-        return {number: Written(**raw | {"passage": Passage(**raw["passage"])}) for number, raw in stored.items()}
+        return {number: Written(Passage(**raw["passage"]), raw["passed"]) for number, raw in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
@@ -95,28 +86,39 @@ def add_passed(
     return add(course, passages), refused
 
 
-def add(course: Course, passages: dict[str, Passage], how: str = "tplab check") -> list[str]:
+def add(course: Course, passages: dict[str, Passage]) -> list[str]:
     """Add passed answers to the library, and return the exercises whose answers are new or have changed.
 
     Raises OSError if the library can't be written.
     """
     now = time.strftime("%Y-%m-%d %H:%M")
-    changed = []
     with locked(course.memory / "library.lock"):
         written = load(course)
         if not written:  # the package may have the only copy of answers, so its files count as edited by hand
             (course.memory / HASHES).unlink(missing_ok=True)
-        before = dict(written)
-        for number, passage in passages.items():
-            if number not in written or written[number].passage != passage:
-                written[number] = Written(passage, now, how)
-                changed.append(number)
-            elif how == "tplab check":
-                written[number] = replace_field(written[number], how=how)
-        if written != before:
-            _store(course, written)
-        write(course, written)
-    return changed
+        new = {
+            number: Written(passage, now)
+            for number, passage in passages.items()
+            if number not in written or written[number].passage != passage
+        }
+        if new:
+            _store(course, written | new)
+        write(course, written | new)
+    return list(new)
+
+
+def forget(course: Course, exercises: Collection[str]) -> list[int]:
+    """Take the answers to exercises that now ask for something else out of the library, with their whole chapters.
+
+    The other answers of these chapters may use them. The files stay as they are until an answer passes again. Returns
+    the numbers of the chapters. Raises OSError if the library can't be written.
+    """
+    with locked(course.memory / "library.lock"):
+        written = load(course)
+        chapters = chapters_of(written.keys() & {*exercises})
+        if chapters:
+            _store(course, {number: one for number, one in written.items() if chapter_of(number) not in chapters})
+    return chapters
 
 
 def _store(course: Course, written: dict[str, Written]) -> None:
@@ -151,50 +153,6 @@ def write(course: Course, written: dict[str, Written]) -> None:
         replace(script, (TEMPLATES / SCRIPT).read_bytes())
 
 
-def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str]) -> None:
-    """Move the answers to exercises that have a different number now. Raises OSError if the library can't be written.
-
-    moved:    old number -> new number. In these answers, functions that the course has renamed get their new names
-    changed:  numbers that now belong to different tasks. Their answers are removed unless they're in `moved`. If an
-              answer of the same chapter that stays uses one of them, it becomes part of that one's helpers
-    """
-    with locked(course.memory / "library.lock"):
-        written = load(course)
-        stays = {number for number in written if number in moved or number not in changed}
-        kept = {}
-        for number in in_order(stays):
-            removed = [
-                written[other].passage
-                for other in in_order(written.keys() - stays)
-                if chapter_of(other) == chapter_of(number)
-            ]
-            passage = _with_helpers(written[number].passage, removed)
-            if number in moved:
-                passage = Passage(**{field: list(map(renamed, texts)) for field, texts in asdict(passage).items()})
-            kept[moved.get(number, number)] = replace_field(written[number], passage=passage)
-        if kept != written:
-            _store(course, kept)
-            write(course, kept)
-
-
-def _with_helpers(passage: Passage, removed: list[Passage]) -> Passage:
-    """Return an answer with the removed answers that it uses, directly or indirectly, among its helpers."""
-    used = next((each for each in removed if each.names & passage.used), None)
-    if used is None:
-        return passage
-    imports, helpers = sorted({*passage.imports, *used.imports}), [*used.helpers, *used.code]
-    more = Passage(imports, list(dict.fromkeys([*helpers, *passage.helpers])), passage.code)
-    return _with_helpers(more, [each for each in removed if each is not used])
-
-
-def restore(course: Course) -> None:
-    """Write the package again if one of its modules was deleted. Raises OSError if it can't be written."""
-    with locked(course.memory / "library.lock"):
-        written = load(course)
-        if any(not path_of(course, exercise).exists() for exercise in written):
-            write(course, written)
-
-
 def _hashes(course: Course) -> dict[str, str]:
     """Return the hash that each file of the package had when it was last written."""
     try:
@@ -224,7 +182,6 @@ def modules(course: Course) -> list[Module]:
                 chapter=number,
                 lines=sum(bool(line.strip()) for text in texts for line in text.split("\n")),
                 written=mine,
-                shown=[exercise for exercise in mine if written[exercise].how != "tplab check"],
                 borrowed=borrowed(course, number, passages),
                 edited=path.exists() and _hash(path.read_bytes()) != ours.get(name),
             )

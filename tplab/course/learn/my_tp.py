@@ -49,19 +49,16 @@ ADAPTERS = ("operators", "blocks")
 # What `python -m my_tp` can run -> the exercises whose answers it needs, and the description that the learner sees
 DEMOS = {
     "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
-    "attention": (("6.2",), "does the same with your attention"),
     "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
-    "embedding": (("7.3", "7.4"), "looks up tokens, and scores them with the same table"),
-    "loss": (("8.3",), "computes the loss for GPT-2's vocabulary on two processes, and compares it with plain PyTorch"),
+    "loss": (("8.3", "7.3", "7.4"), "looks tokens up in your table, scores them, and compares the loss"),
     "dropout": (
         ("9.2", "9.3", "9.4", "9.5"),
         "trains your block with dropout and activation checkpointing on two processes",
     ),
     "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
-    "sequence": (("12.1",), "tells how much your block saves for the backward pass on one, two, and four processes"),
+    "cost": (("11.3", "11.4"), "says how busy a layer keeps 2, 4 and 8 H100s"),
+    "pipeline": (("13.1", "13.2", "13.3"), "runs a model in two stages, and compares its gradients"),
     "replicas": (("14.1", "14.2"), "trains two replicas that learn as one, and compares them with a single model"),
-    "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages with your schedule"),
-    "cost": (("11.3", "11.4"), "says how busy a layer keeps 2, 4 and 8 H100s (or `--gpu a100`, `--gpu b200`)"),
 }
 
 # The exercises that a GPT is made of (chapter 15), and the one behind each block of its poster

@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import tplab
@@ -160,25 +161,37 @@ def update(course: Course) -> Report:
     report = start(course)
     with locked(course.memory / "start.lock"):
         blanks = {files.stem: blank_of(files) for files in pages(course)}
-        moves = moved_answers.plan(course, there, blanks)
-        for files in newer(course):
-            path, blank = files.learner, blank_of(files)
-            base = json.loads(files.base.read_bytes()) if files.base.exists() else None
-            try:
-                merged, changes = update_notebook(
-                    base, load_notebook(path), json.loads(blank), moves.changed, moves.carried
-                )
-            except Unreadable as error:
-                again = "" if files.stem == INDEX else f" To begin it anew: tplab reset {argument(files.number)}"
-                report.problems.append(f"{path.name} was left as it is. {error}{again}")
-                continue
-            if changes:
-                keep(path, path.read_bytes(), course.folder)
-                replace(path, as_text(merged).encode())
-                report.updated[path.name] = changes
-            files.base.parent.mkdir(exist_ok=True)
-            replace(files.base, blank)
-        report.moved += moved_answers.fill_in(course, pages(course), moves)
-        moved = {move.was[0]: number for number, move in moves.filled.items() if len(move.was) == 1 and move.whole}
-        library.renumber(course, moved, moves.changed)
+        moves = moved_answers.plan(there, map(json.loads, blanks.values()))
+        if chapters := library.forget(course, moves.changed):
+            numbers = " ".join(map(argument, chapters))
+            report.moved.append(f"Exercises have changed. To have your answers in your library: tplab check {numbers}")
+        # Pages that get answers from others come first. So if this is killed, no answer is only in kept/
+        for files in sorted(pages(course), key=lambda files: not moves.go_to(json.loads(blanks[files.stem]))):
+            _update_page(files, blanks[files.stem], moves, report)
     return report
+
+
+def _update_page(files: ChapterFiles, blank: bytes, moves: moved_answers.Moves, report: Report) -> None:
+    """Bring a new version of a chapter into the learner's notebook, and the answers that move there."""
+    path, new = files.learner, json.loads(blank)
+    before = files.base.read_bytes() if files.base.exists() else None
+    try:
+        mine = load_notebook(path)
+    except Unreadable as error:
+        if before != blank:
+            again = "" if files.stem == INDEX else f" To begin it anew: tplab reset {argument(files.number)}"
+            report.problems.append(f"{path.name} was left as it is. {error}{again}")
+        return
+    notebook = deepcopy(mine)
+    if before != blank:
+        base = json.loads(before) if before else None
+        notebook, changes = update_notebook(base, mine, new, moves.changed, moves.carried)
+        if notebook["cells"] != mine["cells"]:
+            keep(path, path.read_bytes(), files.course.folder)
+            report.updated[path.name] = changes
+    report.moved += moved_answers.fill_in(notebook, new, moves, path.name)
+    if notebook["cells"] != mine["cells"]:
+        replace(path, as_text(notebook).encode())
+    if before != blank:
+        files.base.parent.mkdir(exist_ok=True)
+        replace(files.base, blank)

@@ -42,9 +42,6 @@ class Changes:
     kept: list[str] = field(default_factory=list)  # numbers of exercises whose answer was kept
     new_task: list[str] = field(default_factory=list)  # those of them whose given lines the course changed
 
-    def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.removed or self.new_task)
-
     def __str__(self) -> str:
         """Return a line such as "2 cells changed, 1 added. Your answers to 4.1 and 4.2 are kept."."""
         counts = [
