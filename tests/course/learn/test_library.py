@@ -61,7 +61,7 @@ for module in pkgutil.walk_packages(my_tp.__path__, "my_tp."):
 
 def test_once_everything_is_written_nothing_comes_from_tplab_but_copies_of_what_is_used(whole):
     assert [module.borrowed for module in library.modules(whole)] == [{}] * 17
-    assert sum(len(module.written) for module in library.modules(whole)) == len(EXERCISES)
+    assert sum(len(module.answers) for module in library.modules(whole)) == len(EXERCISES)
     folder = whole.folder / library.PACKAGE
     assert "from .linear import ColumnParallelLinear, RowParallelLinear\n" in (folder / "mlp.py").read_text()
     done = subprocess.run([sys.executable, "-c", EVERY_MODULE], cwd=whole.folder, capture_output=True, text=True)
@@ -182,15 +182,15 @@ def test_a_module_edited_by_hand_is_kept_before_it_is_written_again(lost, tiny_c
     add(tiny_course, write_answers(tiny_course, "return x + x"), "90.1")
     path = tiny_course.folder / library.PACKAGE / "chapter_90.py"
     path.write_text(path.read_text() + "\nmine = 1\n")
-    assert [module.edited for module in library.modules(tiny_course)] == [True]
+    assert library.edited(tiny_course) == ["chapter_90.py"]
     if lost:
         (tiny_course.memory / library.HASHES).unlink()
     add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1")
     assert "mine = 1" not in path.read_text()
-    assert [module.edited for module in library.modules(tiny_course)] == [False]
+    assert library.edited(tiny_course) == []
     (tiny_course.memory / library.HASHES).unlink()
     add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1")
-    assert [module.edited for module in library.modules(tiny_course)] == [False]
+    assert library.edited(tiny_course) == []
     (copy,) = (tiny_course.folder / "kept").iterdir()
     assert "mine = 1" in copy.read_text()
 

@@ -174,7 +174,7 @@ class Learner:
             place = self.draw.choice(marked)
         action = self.draw.choice([self.write] * 8 + [
             self.delete, self.duplicate, self.move, self.split, self.insert, self.change_type, self.lose_id,
-            self.lose_metadata, self.tag, self.as_list, self.clear,
+            self.lose_metadata, self.as_list, self.clear,
         ])  # fmt: skip
         action(place)
 
@@ -252,10 +252,7 @@ class Learner:
 
     def lose_metadata(self, place: int) -> None:
         for cell in self.draw.choice([self.cells, [self.cells[place]]]):
-            cell["metadata"] = {} if not set(cell["metadata"].get("tags", [])) & set(self.typed) else cell["metadata"]
-
-    def tag(self, place: int) -> None:
-        self.cells[place]["metadata"].setdefault("tags", []).append(self.word())
+            cell["metadata"] = {}
 
     def as_list(self, place: int) -> None:
         self.cells[place]["source"] = "".join(self.cells[place]["source"]).splitlines(keepends=True)

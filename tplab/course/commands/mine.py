@@ -14,8 +14,8 @@ from rich.text import Text
 from tplab.common.units import count
 from tplab.course.feedback.verdict import code_html, table
 from tplab.course.learn.course_files import Course, add_root, course_of, own_course
-from tplab.course.learn.library import PACKAGE, SCRIPT, Module, modules
-from tplab.course.learn.my_tp import DEMOS
+from tplab.course.learn.library import PACKAGE, SCRIPT, edited, modules
+from tplab.course.learn.my_tp import DEMOS, Module
 from tplab.course.notebooks.numbering import chapter_of, parse_chapter
 
 EMPTY = (
@@ -50,7 +50,7 @@ def notes(course: Course, found: list[Module], since: int | None = None) -> list
 
     If `since` is the number of a chapter, they only mention the abilities that the library has since that chapter.
     """
-    written = {exercise for module in found for exercise in module.written}
+    written = {exercise for module in found for exercise in module.answers}
     told = [
         f"In a terminal, in {course.folder.name}/, `python -m {PACKAGE} {name}` {what}."
         for name, (needed, what) in DEMOS.items()
@@ -60,7 +60,7 @@ def notes(course: Course, found: list[Module], since: int | None = None) -> list
         told.append(
             f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
         )
-    return told + [EDITED] * any(module.edited for module in found)
+    return told + [EDITED] * bool(edited(course))
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def page(course: Course, since: int | None = None) -> LibraryPage:
     found = modules(course)
     if not found:
         return LibraryPage("Your library", [], [EMPTY])
-    rows = []
+    rows, changed = [], edited(course)
     for module in found:
-        written = ", ".join(module.written) + " (edited since)" * module.edited
+        written = ", ".join(module.answers) + " (edited since)" * (module.name in changed)
         lacking = ", ".join(f"{' '.join(names)} ({exercise})" for exercise, names in module.borrowed.items())
         rows.append((module.name, str(module.lines), written, lacking))
-    lines, exercises = sum(module.lines for module in found), sum(len(module.written) for module in found)
+    lines, exercises = sum(module.lines for module in found), sum(len(module.answers) for module in found)
     title = f"{lines} lines of your own from {count(exercises, 'exercise')}, in {course.folder / PACKAGE}."
     return LibraryPage(title, rows, notes(course, found, since))
 

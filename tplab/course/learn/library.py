@@ -19,7 +19,15 @@ from tplab.common.files import locked, replace
 from tplab.course.grade.answers import merge
 from tplab.course.learn.course_files import Course
 from tplab.course.learn.given_code import PACKAGE, TEMPLATES
-from tplab.course.learn.my_tp import borrowed, chapters_of, files, in_order, is_enough_to_train, module_name
+from tplab.course.learn.my_tp import (
+    Module,
+    chapters_of,
+    files,
+    in_order,
+    is_enough_to_train,
+    module_name,
+    modules_of,
+)
 from tplab.course.learn.passages import NotPlain, Passage, extract_from
 from tplab.course.learn.pristine import keep
 from tplab.course.notebooks.cells import Cell
@@ -36,24 +44,6 @@ class Written:
 
     passage: Passage
     passed: str
-
-
-@dataclass(frozen=True)
-class Module:
-    """A module of the library, as `tplab mine` shows it.
-
-    lines:     how many lines of the learner's code it has, not counting blank lines
-    written:   the exercises whose answers are in it
-    borrowed:  exercise -> the names that the module borrows from the course's solution to that exercise
-    edited:    whether the file was edited since it was generated, so that its code may not be what was checked
-    """
-
-    name: str
-    chapter: int
-    lines: int
-    written: list[str]
-    borrowed: dict[str, list[str]]
-    edited: bool
 
 
 def load(course: Course) -> dict[str, Written]:
@@ -168,25 +158,14 @@ def _hash(data: bytes) -> str:
 
 def modules(course: Course) -> list[Module]:
     """Return the modules of the library that contain the learner's answers, in the order of the chapters."""
-    written, ours = load(course), _hashes(course)
-    passages = {number: one.passage for number, one in written.items()}
-    found = []
-    for number in chapters_of(written):
-        name = module_name(number)
-        path = course.folder / PACKAGE / name
-        mine = [exercise for exercise in in_order(written) if chapter_of(exercise) == number]
-        texts = [text for exercise in mine for text in (*passages[exercise].helpers, *passages[exercise].code)]
-        found.append(
-            Module(
-                name=name,
-                chapter=number,
-                lines=sum(bool(line.strip()) for text in texts for line in text.split("\n")),
-                written=mine,
-                borrowed=borrowed(course, number, passages),
-                edited=path.exists() and _hash(path.read_bytes()) != ours.get(name),
-            )
-        )
-    return found
+    return modules_of(course, {number: one.passage for number, one in load(course).items()})
+
+
+def edited(course: Course) -> list[str]:
+    """Return the names of the modules that were edited since they were written, so they may not be what was checked."""
+    ours = _hashes(course)
+    paths = {module.name: course.folder / PACKAGE / module.name for module in modules(course)}
+    return [name for name, path in paths.items() if path.exists() and _hash(path.read_bytes()) != ours.get(name)]
 
 
 def path_of(course: Course, exercise: str) -> Path:

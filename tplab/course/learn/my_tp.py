@@ -12,9 +12,9 @@ package needs tplab until every answer that it uses is written.
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tplab.course.learn.course_files import Course, all_chapters, chapter
+from tplab.course.learn.course_files import Course, chapter
 from tplab.course.learn.given_code import GIVEN, PACKAGE, CannotCopy, Part, copies, find_part
 from tplab.course.learn.passages import Passage, joined_imports
 from tplab.course.notebooks.cells import read_notebook
@@ -77,17 +77,36 @@ _TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py impo
 
 
 @dataclass(frozen=True)
-class _Imports:
-    """The imports of a chapter's module.
+class Module:
+    """What a chapter's module contains.
 
-    texts:     import statements that import one name each
+    answers:   exercise -> its answer, in order
+    imports:   import statements that import one name each
     parts:     the parts of the given code and of the adapters that it imports
-    borrowed:  exercise of an earlier chapter that isn't written yet -> the names that the module needs from it
+    imported:  exercise of an earlier chapter that isn't written yet -> the names that come from tplab instead
+    lent:      exercise of this chapter that isn't written yet -> the names that `borrow` lends
     """
 
-    texts: set[str]
-    parts: list[Part]
-    borrowed: dict[str, list[str]]
+    chapter: int
+    answers: dict[str, Passage]
+    imports: set[str] = field(default_factory=set)
+    parts: list[Part] = field(default_factory=list)
+    imported: dict[str, list[str]] = field(default_factory=dict)
+    lent: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return module_name(self.chapter)
+
+    @property
+    def lines(self) -> int:
+        """How many lines of the learner's code it has, not counting blank lines."""
+        return sum(passage.lines for passage in self.answers.values())
+
+    @property
+    def borrowed(self) -> dict[str, list[str]]:
+        """The exercises that aren't written yet, and the names that the module needs from them."""
+        return {exercise: self.imported[exercise] for exercise in in_order(self.imported)} | self.lent
 
 
 def module_name(chapter: int) -> str:
@@ -117,98 +136,86 @@ def files(course: Course, written: Mapping[str, Passage], dates: Mapping[str, st
     written:  the passed answers by exercise
     dates:    when each of them passed
     """
-    parts = list(GIVEN_FOR_TRAINING) if is_enough_to_train(course, written) else []
-    runs = [name for name in DEMOS if written.keys() >= {*DEMOS[name][0]}]
-    parts += [Part(f"{PACKAGE}.demo", name) for name in [*runs, *(["main"] if runs else [])]]
-    texts = {"__main__.py": "from .demo import main\n\nmain()\n"} if runs else {}
-    for number in chapters_of(written):
-        imports = _imports_of(number, written)
-        parts += imports.parts
-        texts[module_name(number)] = _module_text(number, course, written, dates, imports.texts)
+    modules = modules_of(course, written)
+    parts = [part for module in modules for part in module.parts]
+    parts += GIVEN_FOR_TRAINING if is_enough_to_train(course, written) else ()
+    texts = {module.name: _module_text(course, module, dates) for module in modules}
+    if runs := [name for name, (needed, _) in DEMOS.items() if written.keys() >= {*needed}]:
+        parts += [Part(f"{PACKAGE}.demo", name) for name in (*runs, "main")]
+        texts["__main__.py"] = "from .demo import main\n\nmain()\n"
     given = copies(parts)
     if any(name.startswith(GIVEN) for name in given):
         given[f"{GIVEN}/__init__.py"] = (
             '"""What the course gave me: the code that my answers use and that I did not write."""\n'
         )
-    return {**texts, **given, "__init__.py": _package_text(written, given)}
-
-
-def borrowed(course: Course, number: int, written: Mapping[str, Passage]) -> dict[str, list[str]]:
-    """Return the exercises that a chapter's passed answers use but that haven't passed, and the names it uses."""
-    lacking = _imports_of(number, written).borrowed
-    return {exercise: lacking[exercise] for exercise in in_order(lacking)} | _of_same_chapter(course, number, written)
+    return {**texts, **given, "__init__.py": _package_text(modules, given)}
 
 
 def is_enough_to_train(course: Course, written: Mapping[str, Passage]) -> bool:
     """Return whether train.py can run, because everything that it imports is written and borrows nothing."""
     if not written.keys() >= {*FOR_TRAINING}:
         return False
-    return not any(borrowed(course, number, written) for number in chapters_of(written) if number in _TRAINS)
+    return not any(module.borrowed for module in modules_of(course, written) if module.chapter in _TRAINS)
 
 
-def _imports_of(number: int, written: Mapping[str, Passage]) -> _Imports:
-    """Return the imports of a chapter's module, with earlier answers in place of what it imports from tplab."""
-    found = _Imports(set(), [], {})
-    given = [text for exercise in written if chapter_of(exercise) == number for text in written[exercise].imports]
-    for text in given:
-        module, _, bound = text.removeprefix("from ").partition(" import ")
-        name, _, alias = bound.partition(" as ")
-        exercise, place = REPLACED.get(name, ("", ""))
-        part = None
-        if not text.startswith(("from tplab", "import tplab")):
-            pass
-        elif exercise and chapter_of(exercise) <= number and (not place or chapter_of(exercise) < number):
-            if exercise not in written:
-                found.borrowed[exercise] = list(dict.fromkeys([*found.borrowed.get(exercise, []), name]))
-            elif place in ADAPTERS:
-                part = Part(f"{PACKAGE}.{place}", name)
-            else:
-                text = f"from .{place} import {bound}"
-        else:
-            with suppress(CannotCopy):  # then it's imported from tplab
-                copies([find_part(module, name)])
-                part = find_part(module, name)
-        found.texts.add(part.imported(name=alias) if part else text)
-        found.parts.extend([part] if part else [])
+def modules_of(course: Course, written: Mapping[str, Passage]) -> list[Module]:
+    """Return the modules of the chapters that have passed answers, in order."""
+    found = []
+    for number in chapters_of(written):
+        module = Module(number, {each: written[each] for each in in_order(written) if chapter_of(each) == number})
+        for text in sorted({text for passage in module.answers.values() for text in passage.imports}):
+            _import(text, module, written)
+        used = {name for passage in module.answers.values() for name in passage.used}
+        for exercise, names in names_of(course, number).items():
+            if exercise not in written and used & {*names}:
+                module.lent[exercise] = [name for name in names if name in used]
+        found.append(module)
     return found
 
 
-def _of_same_chapter(course: Course, number: int, written: Mapping[str, Passage]) -> dict[str, list[str]]:
-    used = {name for exercise in written if chapter_of(exercise) == number for name in written[exercise].used}
-    found = {
-        exercise: [name for name in names if name in used]
-        for exercise, names in names_of(course, number).items()
-        if exercise not in written
-    }
-    return {exercise: names for exercise, names in found.items() if names}
+def _import(text: str, module: Module, written: Mapping[str, Passage]) -> None:
+    """Add an import to a module. Earlier answers and copies take the place of what it imports from tplab."""
+    home, _, bound = text.removeprefix("from ").partition(" import ")
+    name, _, alias = bound.partition(" as ")
+    exercise, place = REPLACED.get(name, ("", ""))
+    part = None
+    if not text.startswith(("from tplab", "import tplab")):
+        pass
+    elif exercise and chapter_of(exercise) <= module.chapter and (not place or chapter_of(exercise) < module.chapter):
+        if exercise not in written:
+            module.imported.setdefault(exercise, []).append(name)
+        elif place in ADAPTERS:
+            part = Part(f"{PACKAGE}.{place}", name)
+        else:
+            text = f"from .{place} import {bound}"
+    else:
+        with suppress(CannotCopy):  # then it's imported from tplab
+            copies([find_part(home, name)])
+            part = find_part(home, name)
+    module.imports.add(part.imported(name=alias) if part else text)
+    module.parts.extend([part] if part else [])
 
 
-def _module_text(
-    number: int, course: Course, written: Mapping[str, Passage], dates: Mapping[str, str], imports: set[str]
-) -> str:
-    mine = {exercise: written[exercise] for exercise in in_order(written) if chapter_of(exercise) == number}
-    title = all_chapters(course)[number].title(read_notebook(chapter(course, number).reference))
-    lacking = _of_same_chapter(course, number, written)
-    if lacking:
-        imports = imports | {"from tplab.course.learn.borrow import borrow"}
-    chapter_name = "The start page" if number == START_NUMBER else f"Chapter {number:02d}"
+def _module_text(course: Course, module: Module, dates: Mapping[str, str]) -> str:
+    chapter_name = "The start page" if module.chapter == START_NUMBER else f"Chapter {module.chapter:02d}"
+    page = chapter(course, module.chapter)
+    title = page.title(read_notebook(page.reference))
     heading = f'"""{chapter_name}, {title}: written by me, and checked on real ranks."""'
+    imports = module.imports | ({"from tplab.course.learn.borrow import borrow"} if module.lent else set())
     parts = ["\n\n".join(filter(None, [heading, joined_imports(imports)]))]
-    for exercise, names in lacking.items():
+    for exercise, names in module.lent.items():
         comment = f"# Borrowed from the course until exercise {exercise} passes"
         parts.append("\n".join([comment, *(f'{name} = borrow("{exercise}", "{name}")' for name in names)]))
     helpers: set[str] = set()
-    for exercise, passage in mine.items():
+    for exercise, passage in module.answers.items():
         parts += [helper for helper in passage.helpers if helper not in helpers]
         helpers |= {*passage.helpers}
         parts += [f"# Exercise {exercise}, passed on {dates[exercise]}", *passage.code]
     return "\n\n\n".join(parts) + "\n"
 
 
-def _package_text(written: Iterable[str], given: Iterable[str]) -> str:
+def _package_text(modules: Iterable[Module], given: Iterable[str]) -> str:
     lines = ['"""My own library for tensor parallelism, which grows with each exercise that I pass.', ""]
-    for number in chapters_of(written):
-        exercises = [exercise for exercise in in_order(written) if chapter_of(exercise) == number]
-        lines.append(f"{module_name(number).removesuffix('.py'):<15} exercises {', '.join(exercises)}")
+    lines += [f"{module.name.removesuffix('.py'):<15} exercises {', '.join(module.answers)}" for module in modules]
     others = sorted({name.removesuffix(".py").partition("/")[0] for name in given})
     return "\n".join([*lines, *(f"{name:<15} given by the course" for name in others), '"""', ""])

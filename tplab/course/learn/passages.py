@@ -42,9 +42,9 @@ class Passage:
     code: list[str] = field(default_factory=list)
 
     @property
-    def names(self) -> set[str]:
-        """The names that the answer defines."""
-        return {name for text in self.code for name in binds(text)}
+    def lines(self) -> int:
+        """How many lines of code it has, with its helpers, not counting blank lines."""
+        return sum(bool(line.strip()) for text in (*self.helpers, *self.code) for line in text.split("\n"))
 
     @property
     def used(self) -> set[str]:

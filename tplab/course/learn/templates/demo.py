@@ -131,7 +131,7 @@ def replicas():
             if buckets:
                 buckets.finish(len(mine))
             optimizer.step()
-        runs.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
+        runs.append(flat(model.parameters()).detach())
     compare("what buckets and ZeRO-1 have trained", torch.stack(runs[1:]), runs[0])
 
 
@@ -143,12 +143,10 @@ def pipeline():
     tokens = windows(32, 8, torch.Generator().manual_seed(0))  # [b, s + 1]
     ids, targets = tokens[:, :-1], tokens[:, -1]
     stage = full[dist.get_rank()]
-    F.cross_entropy(full(ids), targets).backward()
-    plain = torch.cat([param.grad.flatten() for param in stage.parameters()])
-    stage.zero_grad()
+    plain = flat(torch.autograd.grad(F.cross_entropy(full(ids), targets), [*stage.parameters()]))
     actions, template = schedule(RANKS, 4)[dist.get_rank()], torch.empty(8, 64, dtype=torch.float64)
     run_stage(stage, actions, Channels(), template, F.cross_entropy, ids.chunk(4), targets.chunk(4))
-    compare("the gradients of its stage", torch.cat([param.grad.flatten() for param in stage.parameters()]), plain)
+    compare("the gradients of its stage", flat(param.grad for param in stage.parameters()), plain)
 
 
 class Channels:
@@ -186,6 +184,10 @@ def whole(shard, dim=0):
     parts = [torch.empty_like(shard) for _ in range(RANKS)]
     dist.all_gather(parts, shard.detach())
     return torch.cat(parts, dim)
+
+
+def flat(tensors):
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def compare(what, mine, plain):
