@@ -9,10 +9,12 @@ import argparse
 import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +34,6 @@ from tplab.course.learn.start import newer
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
 
 GB = 1e9
-OLDEST = (3, 11)  # as in pyproject.toml; the Makefile looks for it too
 PATIENCE = 120.0  # seconds; importing torch has taken more than ten on a busy machine
 INSTALL = "make lab (or, in your own environment: python -m pip install -c constraints.txt -e .)"
 CHOOSE = "PyTorch's own command for this machine: https://pytorch.org/get-started/locally/"
@@ -55,7 +57,6 @@ class Fault(NamedTuple):
 FINE = {
     "Python": "{python}, {executable}",
     "PyTorch": "{torch}",
-    "packages": "each in the range that the course needs",
     "GPUs": "{gpus}. Without any, every chapter runs on the CPU. GPU.md says when they're used",
     "notebooks": "their kernel uses this Python",
     "cores": "{cores} for this process. With a single core, ranks take turns, so everything takes longer",
@@ -67,11 +68,9 @@ FINE = {
     "chapters": "your copies are up to date",
 }
 FAULTS = (  # they keep chapters from running
-    Fault("Python", lambda m: m.python < OLDEST, "{python} is older than {oldest}", "make lab PYTHON=python{oldest}"),
     Fault("PyTorch", lambda m: m.torch_error, "it can't be imported: {torch_error}", INSTALL),
     Fault("PyTorch", lambda m: not m.fits, "this is {torch}, but the course needs {wanted}", INSTALL),
     Fault("PyTorch", lambda m: not m.gloo, "{torch} was built without gloo, which connects ranks", INSTALL),
-    Fault("packages", lambda m: m.packages, "{packages}", INSTALL),
     Fault(
         "memory",
         lambda m: m.memory < 1.1,  # all cells of chapter 5, the heaviest one, peak at 0.9 GB with its 4 ranks
@@ -154,8 +153,7 @@ def first_of_each(table: tuple[Fault, ...], machine: SimpleNamespace) -> dict[st
 
 def readable(machine: SimpleNamespace) -> dict[str, object]:
     """Return the facts as they appear in texts."""
-    dotted = {"python": ".".join(map(str, machine.python[:3])), "oldest": ".".join(map(str, OLDEST))}
-    return vars(machine) | dotted | {name: ", ".join(getattr(machine, name)) or "none" for name in ("gpus", "unseen")}
+    return vars(machine) | {name: ", ".join(getattr(machine, name)) or "none" for name in ("gpus", "unseen")}
 
 
 # The functions below look at the real machine
@@ -194,15 +192,12 @@ print(json.dumps(told))
 
 def look(course: Course) -> SimpleNamespace:
     """Collect the facts about this machine and the learner's folder. Sizes are in GB; an empty text means no fault."""
-    needed = requirements()
-    wanted = next(requirement.specifier for requirement in needed if requirement.name == "torch")
     shared = Path("/dev/shm")
     machine = SimpleNamespace(
-        python=sys.version_info[:3],
+        python=platform.python_version(),
         executable=sys.executable,
         torch_error="",
-        wanted=wanted,
-        packages="; ".join(wrong_packages(needed)),
+        wanted=torch_versions(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         kernel=other_kernel(),
         cores=cores.cores(),
@@ -219,7 +214,7 @@ def look(course: Course) -> SimpleNamespace:
     except RuntimeError as error:
         vars(machine).update(torch="", gpus=[], complaint="", gloo=False, nccl=False, torch_error=str(error))
         machine.ranks = "they need PyTorch"
-    machine.fits = wanted.contains(machine.torch, prereleases=True) if machine.torch else False
+    machine.fits = machine.wanted.contains(machine.torch, prereleases=True) if machine.torch else False
     machine.unseen = [] if machine.gpus or machine.torch_error else gpus_on_machine()
     launches = [(2, "auto")] + [(min(2, len(machine.gpus)), "nccl")] * bool(machine.gpus and machine.nccl)
     if not machine.torch_error:
@@ -246,31 +241,12 @@ def ask(code: str) -> Any:
         raise RuntimeError(words[-1]) from None
 
 
-def requirements() -> list[Requirement]:
-    """Return the requirements in pyproject.toml, falling back to those of the installed package."""
+def torch_versions() -> SpecifierSet:
+    """Return the versions of PyTorch that pyproject.toml allows, or the installed package if that file is missing."""
     path = PACKAGE_ROOT / "pyproject.toml"
-    if path.exists() and sys.version_info >= OLDEST:
-        import tomllib  # imported here because older versions of Python don't have it
-
-        texts = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
-    else:
-        texts = importlib.metadata.requires("tplab") or []
-    return [Requirement(text) for text in texts]
-
-
-def wrong_packages(needed: list[Requirement]) -> list[str]:
-    """Return which of the needed packages, except for torch, are missing or have the wrong version."""
-    wrong = []
-    for each in needed:
-        if each.name == "torch" or (each.marker and not each.marker.evaluate({"extra": ""})):
-            continue
-        try:
-            version = importlib.metadata.version(each.name)
-            if not each.specifier.contains(version, prereleases=True):
-                wrong.append(f"{each.name} is {version}, not {each.specifier}")
-        except importlib.metadata.PackageNotFoundError:
-            wrong.append(f"{each.name} is missing")
-    return wrong
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"] if path.exists() else {}
+    texts = project.get("dependencies") or importlib.metadata.requires("tplab") or []
+    return next(found.specifier for found in map(Requirement, texts) if found.name == "torch")
 
 
 def gpus_on_machine() -> list[str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.commands import state
-from tplab.course.commands.saved_outputs import shown
 from tplab.course.grade.answers import is_stub, merge
 from tplab.course.grade.check_notebook import exercises_of
 from tplab.course.learn.course_files import ChapterFiles, Course, Misuse, all_chapters, chapter
@@ -87,9 +86,8 @@ def next_exercise(course: Course) -> str:
 
 def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
     """Return the status of every chapter, or of the chapters in `numbers`. This runs no cells."""
-    known = all_chapters(course)
     entries = state.load(course.memory)
-    return [standing(known[number], entries) for number in numbers or known]
+    return [standing(chapter(course, number), entries) for number in numbers or all_chapters(course)]
 
 
 def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:
@@ -130,7 +128,7 @@ def _judge_all(
             judged[number] = entry.status, f"checked {entry.checked}"
         elif is_stub(answers[number], number):
             judged[number] = "to do", ""
-        elif status := "" if is_old else shown(learner, number):
+        elif status := "" if is_old else state.shown(learner, number):
             judged[number] = status, AS_SHOWN
         else:
             judged[number] = "to do", "changed since it was checked" if entry else "not checked yet"
