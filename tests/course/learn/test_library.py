@@ -87,7 +87,7 @@ def test_the_library_runs_on_two_processes(whole):
     assert done.stdout.count("ok, the same as plain PyTorch") == 2, done.stderr
     ranks = launch(_demos, 2, args=(str(whole.folder),))
     for told in ranks:
-        assert all("ok, the same as plain PyTorch" in told[name] for name in ("mlp", "loss", "pipeline", "replicas"))
+        assert all("ok, the same as plain PyTorch" in told[name] for name in ("mlp", "loss", "pipeline"))
     for name in ("block", "dropout", "generate"):
         assert ranks[0][name] == ranks[1][name] != ""
     for name in ("block", "dropout"):

@@ -286,18 +286,6 @@ def test_still_picture_of_a_widget_keeps_its_width():
     assert shown.metadata == size
 
 
-def test_large_notebook_is_refused(tmp_path, monkeypatch, capsys):
-    def printed(notebook, folder):
-        notebook.cells[-1].outputs = [new_output("stream", text="x" * 1_000_001)]
-        return notebook
-
-    monkeypatch.setattr(build, "execute", printed)
-    tiny.write(tmp_path, tiny.source(1))
-    assert build.main(["--root", str(tmp_path)]) == 1
-    assert "the limit is 1,000,000" in capsys.readouterr().err
-    assert not (tmp_path / "chapters").exists()
-
-
 def test_failing_solution_is_named_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     tiny.write(tmp_path, tiny.source(1).replace("return 2 * x", "return 3 * x"))

@@ -19,7 +19,7 @@ from tplab.course.commands.exercise_status import ChapterStanding, Standing, sta
 from tplab.course.feedback.verdict import AMBER, GREEN, RED
 from tplab.course.grade.terminal import LOOK
 from tplab.course.learn.course_files import add_root, course_of, find_course
-from tplab.course.notebooks.numbering import START_NUMBER, chapter_argument, two_digits
+from tplab.course.notebooks.numbering import START_NUMBER, argument, chapter_argument
 
 _COLORS = {"passed": GREEN, "failed": RED, "to do": AMBER}
 _FONT = "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"
@@ -81,7 +81,9 @@ def as_text(chapters: list[ChapterStanding], unfolded: bool = False) -> Text:
     lines = [Text(summary(chapters), style="bold")]
     following = next((chapter for chapter in chapters if chapter.minutes_left), None)
     for chapter in chapters:
-        lines.append(Text(f"{two_digits(chapter.number)} {chapter.title}: {chapter_summary(chapter)}", style="bold"))
+        lines.append(
+            Text(f"{argument(chapter.number).zfill(2)} {chapter.title}: {chapter_summary(chapter)}", style="bold")
+        )
         if chapter.problem:
             lines.append(Text(f"   {chapter.problem}", style="red"))
         for one in chapter.exercises if unfolded or chapter is following or chapter.begun else ():
@@ -127,7 +129,7 @@ class ProgressPage:
         """Return the HTML for a chapter: a line with a progress bar, which unfolds to show the exercises."""
         width = f"{100 * chapter.passed / max(1, len(chapter.exercises)):.0f}%"
         filled = f'<span style="display: block; width: {width}; height: 100%; background-color: {GREEN};"></span>'
-        title = escape(f"{two_digits(chapter.number)} · {chapter.title}")
+        title = escape(f"{argument(chapter.number).zfill(2)} · {chapter.title}")
         name = f'<a style="display: inline-block; width: 22em;" href="{escape(self._link(chapter))}">{title}</a>'
         told = f'<span style="{_FAINT}">{escape(chapter_summary(chapter))}</span>'
         problem = f'<div style="color: {RED};">{escape(chapter.problem)}</div>' if chapter.problem else ""

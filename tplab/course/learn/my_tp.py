@@ -56,9 +56,7 @@ DEMOS = {
         "trains your block with dropout and activation checkpointing on two processes",
     ),
     "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
-    "cost": (("11.3", "11.4"), "says how busy a layer keeps 2, 4 and 8 H100s"),
-    "pipeline": (("13.1", "13.2", "13.3"), "runs a model in two stages, and compares its gradients"),
-    "replicas": (("14.1", "14.2"), "trains two replicas that learn as one, and compares them with a single model"),
+    "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages, and compares it with the full model"),
 }
 
 # The exercises that a GPT is made of (chapter 15), and the one behind each block of its poster

@@ -5,12 +5,11 @@ python -m my_tp block       the attention and the MLP as a block, which learns t
 python -m my_tp loss        the table and the loss of chapters 07 and 08, compared with plain PyTorch
 python -m my_tp dropout     the block of chapter 09, with dropout and activation checkpointing
 python -m my_tp generate    the GPT of chapter 10, which writes a few tokens although it hasn't been trained
-python -m my_tp cost        the formulas of chapter 11: how busy a layer keeps 2, 4 and 8 GPUs
-python -m my_tp pipeline    the stages of chapter 13, compared with the full model
-python -m my_tp replicas    the replicas of chapter 14, compared with a single model
+python -m my_tp pipeline    the stages of chapter 13, which are trained as the full model is
 """
 
 import argparse
+import copy
 import os
 import sys
 import tempfile
@@ -19,9 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from my_tp.attention import ParallelAttention
-from my_tp.cost import layer_seconds
 from my_tp.cross_entropy import vocab_parallel_loss
-from my_tp.data_parallel import DataParallel, ZeRO1
 from my_tp.embedding import VocabParallelEmbedding, parallel_logits
 from my_tp.mlp import ParallelMLP
 from my_tp.pipeline import run_stage, schedule
@@ -31,7 +28,6 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
-from tplab.collectives.links import Link
 from tplab.memory.config import GPTConfig
 
 RANKS = 2
@@ -103,50 +99,24 @@ def generate():
     tell(f"continues 1, 2, 3 with {', '.join(map(str, ids[0, 3:].tolist()))}")
 
 
-def cost():
-    """Tell how much of its time an H100 computes in a layer of GPT-3's size, by my formulas, if p share the layer."""
-    for p in (2, 4, 8):
-        link = Link(3.4e-6, 1 / 450e9)  # seconds per message, and per byte over NVLink
-        compute, communicate = layer_seconds(1, 2048, 12288, p, 794.5e12, link)
-        busy = compute / (compute + communicate)
-        if dist.get_rank() == 0:
-            print(f"p = {p}: {1e3 * (compute + communicate):.1f} ms, {busy:.0%} computing", flush=True)
-
-
-def replicas():
-    """Train two replicas for 10 steps, with my buckets and with my ZeRO-1, and compare both with a single model."""
-    runs = []
-    for way in ("single", "buckets", "zero"):
-        torch.manual_seed(0)  # the same weights on every rank
-        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
-        buckets = DataParallel(model, 100) if way == "buckets" else None
-        optimizer = ZeRO1(model.parameters(), torch.optim.AdamW) if way == "zero" else None
-        optimizer = optimizer or torch.optim.AdamW(model.parameters())
-        for step in range(10):
-            x = torch.randn(12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-            mine = x if way == "single" else x.split([9, 3])[dist.get_rank()]  # the replicas have unequal parts
-            model.zero_grad()
-            loss = model(mine).square().sum()
-            (loss if buckets else loss / len(x)).backward()
-            if buckets:
-                buckets.finish(len(mine))
-            optimizer.step()
-        runs.append(flat(model.parameters()).detach())
-    compare("what buckets and ZeRO-1 have trained", torch.stack(runs[1:]), runs[0])
-
-
 def pipeline():
-    """Run two stages with my schedule, and compare this rank's gradients with those of the full model."""
+    """Train two stages with my schedule for 10 steps, and compare this rank's stage with the full model's."""
     torch.manual_seed(0)  # the same full model on every rank
     first = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(1), nn.Linear(128, 64), nn.GELU())
     full = nn.Sequential(first, nn.Linear(64, 256)).double()
-    tokens = windows(32, 8, torch.Generator().manual_seed(0))  # [b, s + 1]
-    ids, targets = tokens[:, :-1], tokens[:, -1]
-    stage = full[dist.get_rank()]
-    plain = flat(torch.autograd.grad(F.cross_entropy(full(ids), targets), [*stage.parameters()]))
-    actions, template = schedule(RANKS, 4)[dist.get_rank()], torch.empty(8, 64, dtype=torch.float64)
-    run_stage(stage, actions, Channels(), template, F.cross_entropy, ids.chunk(4), targets.chunk(4))
-    compare("the gradients of its stage", flat(param.grad for param in stage.parameters()), plain)
+    rank, channels, generator = dist.get_rank(), Channels(), torch.Generator().manual_seed(0)
+    stage, actions = copy.deepcopy(full[rank]), schedule(RANKS, 4)[rank]
+    optimizer = torch.optim.SGD([*stage.parameters(), *full.parameters()], lr=0.1)
+    template = torch.empty(8, 64, dtype=torch.float64)  # what a micro-batch sends to the next stage
+    for _ in range(10):
+        tokens = windows(32, 8, generator)  # [b, s + 1]
+        ids, targets = tokens[:, :-1], tokens[:, -1]
+        optimizer.zero_grad()
+        F.cross_entropy(full(ids), targets).backward()
+        run_stage(stage, actions, channels, template, F.cross_entropy, ids.chunk(4), targets.chunk(4))
+        optimizer.step()
+    mine, plain = ([weight.flatten() for weight in each.parameters()] for each in (stage, full[rank]))
+    compare("its stage after 10 steps", torch.cat(mine), torch.cat(plain))
 
 
 class Channels:
@@ -186,10 +156,6 @@ def whole(shard, dim=0):
     return torch.cat(parts, dim)
 
 
-def flat(tensors):
-    return torch.cat([tensor.flatten() for tensor in tensors])
-
-
 def compare(what, mine, plain):
     """Tell whether a result of this rank is that of plain PyTorch. Both are in float64."""
     largest = (mine - plain).abs().max().item()
@@ -212,7 +178,7 @@ def run(rank, name, meeting):
 
 
 def main():
-    names = ["mlp", "block", "loss", "dropout", "generate", "cost", "pipeline", "replicas"]
+    names = ["mlp", "block", "loss", "dropout", "generate", "pipeline"]
     known = [name for name in names if name in globals()]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
