@@ -130,22 +130,16 @@ def test_layers_of_earlier_chapters_are_borrowed_until_they_are_written(tmp_path
     assert "from tplab.tensor import RowParallelLinear\n" in text
 
 
-def test_what_is_not_written_yet_is_borrowed_and_marked(tmp_path):
+def test_an_answer_waits_for_those_of_its_chapter_that_it_uses(tmp_path):
     course = empty_course(tmp_path / "my_course")
-    pass_all(course, ["4.4", "8.2"])
-    assert {m.name: m.borrowed for m in library.modules(course)} == {
-        "linear.py": {"4.3": ["shard"]},
-        "cross_entropy.py": {"3.3": ["reduce_from_region"], "8.1": ["vocab_logsumexp"]},
-    }
-    text = (course.folder / library.PACKAGE / "cross_entropy.py").read_text()
-    assert (
-        '# Borrowed from the course until exercise 8.1 passes\nvocab_logsumexp = borrow("8.1", "vocab_logsumexp")'
-        in text
-    )
-    assert "exp" not in text.split("class VocabParallelCrossEntropy")[0].replace("sumexp", ""), "no solution is shown"
-    program = "from my_tp.cross_entropy import vocab_logsumexp; print(vocab_logsumexp.__name__)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=course.folder, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("vocab_logsumexp\n", "")
+    pass_all(course, ["8.1", "8.3"])
+    assert [(module.name, [*module.answers]) for module in library.modules(course)] == [("cross_entropy.py", ["8.1"])]
+    assert library.waiting(course) == ["8.3"]
+    assert "8.3 passed, but" in repr(page(course))
+    pass_all(course, ["8.2"])
+    (module,) = library.modules(course)
+    assert ([*module.answers], module.borrowed) == (["8.1", "8.2", "8.3"], {"3.3": ["reduce_from_region"]})
+    assert library.waiting(course) == []
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rich.text import Text
 from tplab.common.units import count
 from tplab.course.feedback.verdict import code_html, table
 from tplab.course.learn.course_files import Course, add_root, course_of, own_course
-from tplab.course.learn.library import PACKAGE, SCRIPT, edited, modules
+from tplab.course.learn.library import PACKAGE, SCRIPT, edited, modules, waiting
 from tplab.course.learn.my_tp import DEMOS, Module
 from tplab.course.notebooks.numbering import chapter_of, parse_chapter
 
@@ -59,6 +59,10 @@ def notes(course: Course, found: list[Module], since: int | None = None) -> list
     if (course.folder / SCRIPT).exists() and since in (None, 15):
         told.append(
             f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
+        )
+    if late := waiting(course):
+        told.append(
+            f"{', '.join(late)} passed, but will be here once the earlier answers that they use have passed, too."
         )
     return told + [EDITED] * bool(edited(course))
 

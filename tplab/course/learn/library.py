@@ -3,8 +3,8 @@
     my_tp/linear.py     chapter 04: ColumnParallelLinear and RowParallelLinear, as the learner wrote them
     train.py            trains a GPT with the package, even on machines without tplab
 
-Each module contains the answers to the exercises of one chapter (my_tp.py writes their text). If an answer uses another
-one that isn't written yet, the library borrows that one from the course. The files are generated from
+Each module contains the answers to the exercises of one chapter (my_tp.py writes their text). If an answer uses one of
+an earlier chapter that isn't written yet, the library borrows that one from tplab. The files are generated from
 `.tplab/library.json`. If the learner has edited one by hand, it's copied to kept/ before it's generated again.
 """
 
@@ -23,7 +23,6 @@ from tplab.course.learn.my_tp import (
     Module,
     chapters_of,
     files,
-    in_order,
     is_enough_to_train,
     module_name,
     modules_of,
@@ -31,7 +30,7 @@ from tplab.course.learn.my_tp import (
 from tplab.course.learn.passages import NotPlain, Passage, extract_from
 from tplab.course.learn.pristine import keep
 from tplab.course.notebooks.cells import Cell
-from tplab.course.notebooks.numbering import chapter_of
+from tplab.course.notebooks.numbering import chapter_of, place
 
 STORE = "library.json"
 HASHES = "library_files.json"
@@ -77,9 +76,10 @@ def add_passed(
 
 
 def add(course: Course, passages: dict[str, Passage]) -> list[str]:
-    """Add passed answers to the library, and return the exercises whose answers are new or have changed.
+    """Add passed answers to the library, and return the exercises whose answers are new or have changed in it.
 
-    Raises OSError if the library can't be written.
+    An answer that uses one of the same chapter waits until that one has passed. Raises OSError if the library can't be
+    written.
     """
     now = time.strftime("%Y-%m-%d %H:%M")
     with locked(course.memory / "library.lock"):
@@ -94,7 +94,7 @@ def add(course: Course, passages: dict[str, Passage]) -> list[str]:
         if new:
             _store(course, written | new)
         write(course, written | new)
-    return list(new)
+    return [exercise for module in modules(course) for exercise in module.answers if exercise in new]
 
 
 def forget(course: Course, exercises: Collection[str]) -> list[int]:
@@ -112,7 +112,7 @@ def forget(course: Course, exercises: Collection[str]) -> list[int]:
 
 
 def _store(course: Course, written: dict[str, Written]) -> None:
-    stored = {number: asdict(written[number]) for number in in_order(written)}
+    stored = {number: asdict(written[number]) for number in sorted(written, key=place)}
     replace(course.memory / STORE, json.dumps({"exercises": stored}, indent=1).encode())
 
 
@@ -159,6 +159,12 @@ def _hash(data: bytes) -> str:
 def modules(course: Course) -> list[Module]:
     """Return the modules of the library that contain the learner's answers, in the order of the chapters."""
     return modules_of(course, {number: one.passage for number, one in load(course).items()})
+
+
+def waiting(course: Course) -> list[str]:
+    """Return the exercises whose answers have passed, but use an answer of the same chapter that hasn't."""
+    there = {exercise for module in modules(course) for exercise in module.answers}
+    return sorted(load(course).keys() - there, key=place)
 
 
 def edited(course: Course) -> list[str]:

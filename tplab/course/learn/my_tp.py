@@ -6,11 +6,11 @@
     given/tensor_sharding.py      given: the course's code that the answers use (see given_code.py)
 
 If a later chapter imports from tplab what the learner wrote in an earlier one, the package uses the learner's answer
-instead. An answer that hasn't passed yet is borrowed, which means that its name still comes from the course. So the
-package needs tplab until every answer that it uses is written.
+instead. An answer that hasn't passed yet is borrowed, which means that its name still comes from tplab. So the package
+needs tplab until every answer that it uses is written.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from tplab.course.learn.course_files import Course, chapter
 from tplab.course.learn.given_code import GIVEN, PACKAGE, CannotCopy, Part, copies, find_part
 from tplab.course.learn.passages import Passage, joined_imports
 from tplab.course.notebooks.cells import read_notebook
-from tplab.course.notebooks.numbering import START_NUMBER, chapter_of, place
+from tplab.course.notebooks.numbering import START_NUMBER, chapter_of
 from tplab.course.notebooks.source import passed_names
 
 MODULES = (  # by chapter number. The modules of chapters that a teacher adds are named by their number
@@ -81,16 +81,14 @@ class Module:
     answers:   exercise -> its answer, in order
     imports:   import statements that import one name each
     parts:     the parts of the given code and of the adapters that it imports
-    imported:  exercise of an earlier chapter that isn't written yet -> the names that come from tplab instead
-    lent:      exercise of this chapter that isn't written yet -> the names that `borrow` lends
+    borrowed:  exercise of an earlier chapter that isn't written yet -> the names that come from tplab instead
     """
 
     chapter: int
     answers: dict[str, Passage]
     imports: set[str] = field(default_factory=set)
     parts: list[Part] = field(default_factory=list)
-    imported: dict[str, list[str]] = field(default_factory=dict)
-    lent: dict[str, list[str]] = field(default_factory=dict)
+    borrowed: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -101,21 +99,12 @@ class Module:
         """How many lines of the learner's code it has, not counting blank lines."""
         return sum(passage.lines for passage in self.answers.values())
 
-    @property
-    def borrowed(self) -> dict[str, list[str]]:
-        """The exercises that aren't written yet, and the names that the module needs from them."""
-        return {exercise: self.imported[exercise] for exercise in in_order(self.imported)} | self.lent
-
 
 def module_name(chapter: int) -> str:
     """Return the name of the file in the package that contains the answers to a chapter's exercises."""
     if chapter == START_NUMBER:
         return "matmul.py"
     return f"{MODULES[chapter] if chapter < len(MODULES) else f'chapter_{chapter:02d}'}.py"
-
-
-def in_order(exercises: Iterable[str]) -> list[str]:
-    return sorted(exercises, key=place)
 
 
 def chapters_of(exercises: Iterable[str]) -> list[int]:
@@ -138,7 +127,8 @@ def files(course: Course, written: Mapping[str, Passage], dates: Mapping[str, st
     parts = [part for module in modules for part in module.parts]
     parts += GIVEN_FOR_TRAINING if is_enough_to_train(course, written) else ()
     texts = {module.name: _module_text(course, module, dates) for module in modules}
-    if runs := [name for name, (needed, _) in DEMOS.items() if written.keys() >= {*needed}]:
+    there = {exercise for module in modules for exercise in module.answers}
+    if runs := [name for name, (needed, _) in DEMOS.items() if there >= {*needed}]:
         parts += [Part(f"{PACKAGE}.demo", name) for name in (*runs, "main")]
         texts["__main__.py"] = "from .demo import main\n\nmain()\n"
     given = copies(parts)
@@ -151,28 +141,33 @@ def files(course: Course, written: Mapping[str, Passage], dates: Mapping[str, st
 
 def is_enough_to_train(course: Course, written: Mapping[str, Passage]) -> bool:
     """Return whether train.py can run, because everything that it imports is written and borrows nothing."""
-    if not written.keys() >= {*FOR_TRAINING}:
-        return False
-    return not any(module.borrowed for module in modules_of(course, written) if module.chapter in _TRAINS)
+    needed = [module for module in modules_of(course, written) if module.chapter in _TRAINS]
+    there = {exercise for module in needed for exercise in module.answers}
+    return there >= {*FOR_TRAINING} and not any(module.borrowed for module in needed)
 
 
 def modules_of(course: Course, written: Mapping[str, Passage]) -> list[Module]:
-    """Return the modules of the chapters that have passed answers, in order."""
-    found = []
+    """Return the modules of the chapters that have passed answers, in order.
+
+    An answer that uses one of the same chapter waits until that one has passed.
+    """
+    modules, there = [], set[str]()
     for number in chapters_of(written):
-        module = Module(number, {each: written[each] for each in in_order(written) if chapter_of(each) == number})
-        for text in sorted({text for passage in module.answers.values() for text in passage.imports}):
-            _import(text, module, written)
-        used = {name for passage in module.answers.values() for name in passage.used}
+        module, missing = Module(number, {}), set[str]()
         for exercise, names in names_of(course, number).items():
-            if exercise not in written and used & {*names}:
-                module.lent[exercise] = [name for name in names if name in used]
-        found.append(module)
-    return found
+            if exercise in written and not written[exercise].used & missing:
+                module.answers[exercise] = written[exercise]
+            else:
+                missing |= {*names}
+        there |= module.answers.keys()
+        for text in sorted({text for passage in module.answers.values() for text in passage.imports}):
+            _import(text, module, there)
+        modules += [module] if module.answers else []
+    return modules
 
 
-def _import(text: str, module: Module, written: Mapping[str, Passage]) -> None:
-    """Add an import to a module. Earlier answers and copies take the place of what it imports from tplab."""
+def _import(text: str, module: Module, there: Collection[str]) -> None:
+    """Add an import to a module. Answers that are there and copies take the place of what it imports from tplab."""
     home, _, bound = text.removeprefix("from ").partition(" import ")
     name, _, alias = bound.partition(" as ")
     exercise, place = REPLACED.get(name, ("", ""))
@@ -180,8 +175,8 @@ def _import(text: str, module: Module, written: Mapping[str, Passage]) -> None:
     if not text.startswith(("from tplab", "import tplab")):
         pass
     elif exercise and chapter_of(exercise) <= module.chapter and (not place or chapter_of(exercise) < module.chapter):
-        if exercise not in written:
-            module.imported.setdefault(exercise, []).append(name)
+        if exercise not in there:
+            module.borrowed.setdefault(exercise, []).append(name)
         elif place in ADAPTERS:
             part = Part(f"{PACKAGE}.{place}", name)
         else:
@@ -199,11 +194,7 @@ def _module_text(course: Course, module: Module, dates: Mapping[str, str]) -> st
     page = chapter(course, module.chapter)
     title = page.title(read_notebook(page.reference))
     heading = f'"""{chapter_name}, {title}: written by me, and checked on real ranks."""'
-    imports = module.imports | ({"from tplab.course.learn.borrow import borrow"} if module.lent else set())
-    parts = ["\n\n".join(filter(None, [heading, joined_imports(imports)]))]
-    for exercise, names in module.lent.items():
-        comment = f"# Borrowed from the course until exercise {exercise} passes"
-        parts.append("\n".join([comment, *(f'{name} = borrow("{exercise}", "{name}")' for name in names)]))
+    parts = ["\n\n".join(filter(None, [heading, joined_imports(module.imports)]))]
     helpers: set[str] = set()
     for exercise, passage in module.answers.items():
         parts += [helper for helper in passage.helpers if helper not in helpers]
