@@ -5,7 +5,6 @@ learner's folder, and every file is replaced atomically. Running it again contin
 """
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from copy import deepcopy
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 import tplab
 from tplab.common.files import locked, replace
 from tplab.course.learn import library, moved_answers
-from tplab.course.learn.course_files import MARKER, MEMORY, ChapterFiles, Course, Misuse, all_chapters
+from tplab.course.learn.course_files import MARKER, ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.learn.pristine import KEPT, first_state, keep
 from tplab.course.learn.update_notebook import Changes, as_text, update_notebook
 from tplab.course.notebooks.cells import Unreadable, load_notebook
@@ -23,7 +22,7 @@ from tplab.course.notebooks.pictures import FOLDER as PICTURES
 from tplab.course.notebooks.reference import SHIPPED
 
 PAGES = ("how_close.md", "AGENTS.md")  # about rounding, and for the learner's AI assistant
-LEFTOVERS = (".ipynb_checkpoints", "__pycache__", KEPT, MEMORY)  # folders in chapters/ that don't move as a whole
+OTHERS = "Other files that you've put into chapters/ stay there. Move those that you need to your folder."
 
 
 @dataclass
@@ -71,8 +70,6 @@ def start(course: Course) -> Report:
             if not files.learner.exists():
                 _begin(files, blank)
                 report.new.append(files.learner.name)
-        if separate:
-            _move_the_rest(course, report)
         _bring_pictures(course)
         _bring_pages(course)
     return report
@@ -95,7 +92,7 @@ def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
         theirs, new = load_notebook(files.blank), json.loads(blank)
         if not files.learner.exists() or load_notebook(files.base)["cells"] == load_notebook(files.learner)["cells"]:
             _begin(files, blank, as_text(update_notebook(new, theirs, new)[0]).encode())
-            report.moved.append(f"Your work in {where} is in {files.learner.name} now.")
+            report.moved.append(f"Your work in {where} is in {files.learner.name} now. {OTHERS}")
         else:
             report.moved.append(
                 f"You worked in {where} and in {files.learner.name}, which stays as it is. Your work in {where} is "
@@ -104,22 +101,6 @@ def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
     except Unreadable as error:
         report.problems.append(f"Your work in {where} is kept as {KEPT}/{copy.name}. {error}")
     replace(files.blank, blank)
-
-
-def _move_the_rest(course: Course, report: Report) -> None:
-    """Move the learner's other files, and the data that commands stored, out of chapters/.
-
-    A file stays there if the learner's folder has a different one with this name.
-    """
-    shared = course.material / "chapters"
-    known = {PICTURES, *PAGES, *LEFTOVERS, *(path.name for path in (course.material / "solutions").glob("*.ipynb"))}
-    paths = [path for path in shared.iterdir() if path.name not in known]
-    for path in sorted([*paths, *(shared / KEPT).glob("*"), *(shared / MEMORY).glob("*.json")]):
-        target = course.folder / path.relative_to(shared)
-        if not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            shutil.move(path, target)
-            report.moved.append(f"chapters/{path.relative_to(shared)} is in your folder now.")
 
 
 def _bring_pictures(course: Course) -> None:

@@ -98,8 +98,8 @@ def update_notebook(
         chosen, beside = _choose(old, version, today, bool(base), other_task, changes)
         if chosen is not None:
             contents = {} if chosen is today else _contents(raw[id(chosen)])
-            metadata = copy.deepcopy((version or today).metadata | today.metadata)  # such as which cells are folded
-            result.append(copy.deepcopy(raw_today) | contents | {"metadata": metadata})
+            metadata = _look(version) | today.metadata if version else today.metadata
+            result.append(copy.deepcopy(raw_today | contents | {"metadata": metadata}))
         if beside is not None and id(beside) not in moved and beside.source.strip():
             changes.beside.append(today.id)
             result.append(_as_own(raw[id(beside)]))
@@ -120,11 +120,14 @@ def _as_own(cell: dict) -> dict:
     return copy.deepcopy(cell) | {"metadata": tags, "id": ""}
 
 
+def _look(cell: Cell) -> dict[str, Any]:
+    """Return the metadata that isn't the course's, such as whether a learner has folded the cell."""
+    return {key: value for key, value in cell.metadata.items() if key not in ("tplab", "tags")}
+
+
 def _contents(cell: dict) -> dict:
     """Return what a learner may have changed in a cell of the chapter, apart from its metadata."""
-    return {
-        key: copy.deepcopy(cell[key]) for key in ("source", "outputs", "execution_count", "attachments") if key in cell
-    }
+    return {key: cell[key] for key in ("source", "outputs", "execution_count", "attachments") if key in cell}
 
 
 def _successors(before: list[Cell], after: list[Cell]) -> dict[str, str]:
