@@ -18,7 +18,7 @@ from tplab.course.learn.course_files import Course, chapter
 from tplab.course.learn.given_code import GIVEN, PACKAGE, CannotCopy, Part, copies, find_part
 from tplab.course.learn.passages import Passage, joined_imports
 from tplab.course.notebooks.cells import read_notebook
-from tplab.course.notebooks.numbering import START_NUMBER, chapter_of
+from tplab.course.notebooks.numbering import START_NUMBER, chapter_of, heading
 from tplab.course.notebooks.source import passed_names
 
 MODULES = (  # by chapter number. The modules of chapters that a teacher adds are named by their number
@@ -190,11 +190,10 @@ def _import(text: str, module: Module, there: Collection[str]) -> None:
 
 
 def _module_text(course: Course, module: Module, dates: Mapping[str, str]) -> str:
-    chapter_name = "The start page" if module.chapter == START_NUMBER else f"Chapter {module.chapter:02d}"
     page = chapter(course, module.chapter)
-    title = page.title(read_notebook(page.reference))
-    heading = f'"""{chapter_name}, {title}: written by me, and checked on real ranks."""'
-    parts = ["\n\n".join(filter(None, [heading, joined_imports(module.imports)]))]
+    title = f"{heading(module.chapter)}, {page.title(read_notebook(page.reference))}"
+    docstring = f'"""{title}: written by me, and checked on real ranks."""'
+    parts = ["\n\n".join(filter(None, [docstring, joined_imports(module.imports)]))]
     helpers: set[str] = set()
     for exercise, passage in module.answers.items():
         parts += [helper for helper in passage.helpers if helper not in helpers]
