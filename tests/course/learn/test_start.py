@@ -7,10 +7,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_markdown_cell, new_notebook
 
+from tests import ROOT
 from tests.course import tiny
 from tplab.course.commands import cli
 from tplab.course.learn import start
-from tplab.course.learn.course_files import Course, find_course
+from tplab.course.learn.course_files import OWN, Course, find_course
 from tplab.course.notebooks.cells import read_notebook
 
 ANSWER = "return x + x  # mine"
@@ -265,3 +266,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_the_next_run_finishes(work, tmp_
         assert everything(course.material / "chapters") == everything(whole.material / "chapters")
         step += 1
     assert step > 2
+
+
+def test_git_ignores_the_learners_folder():
+    assert f"/{OWN}/" in (ROOT / ".gitignore").read_text().splitlines()

@@ -17,7 +17,7 @@ from tplab.course.feedback.verdict import names
 from tplab.course.grade.answers import merge
 from tplab.course.learn import library
 from tplab.course.learn.course_files import Course, Misuse, all_chapters, find_course
-from tplab.course.learn.my_tp import FOR_A_GPT, chapters_of, files
+from tplab.course.learn.my_tp import FOR_A_GPT, chapters_of, files, modules_of
 from tplab.course.learn.passages import extract_from
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.numbering import chapter_of
@@ -99,7 +99,7 @@ def find_answers(folder: str | Path, settings: Settings | None = None, *, missin
         print(_whose_is_what(whose, lacking))
     checked = {exercise: f"passed on {dates[exercise]}" if exercise in stored else "not passed" for exercise in whose}
     lines = {exercise: passages[exercise].lines for exercise in whose}
-    return Answers(str(course.folder), files(course, passages, dates), whose, checked, lines)
+    return Answers(str(course.folder), files(course, modules_of(course, passages), dates), whose, checked, lines)
 
 
 def _whose_is_what(whose: Mapping[str, str], lacking: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def notes(course: Course, found: list[Module], since: int | None = None) -> list
         told.append(
             f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
         )
-    if late := waiting(course):
+    if late := waiting(course, found):
         told.append(
             f"{', '.join(late)} passed, but will be here once the earlier answers that they use have passed, too."
         )

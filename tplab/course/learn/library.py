@@ -11,7 +11,7 @@ an earlier chapter that isn't written yet, the library borrows that one from tpl
 import hashlib
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -93,8 +93,8 @@ def add(course: Course, passages: dict[str, Passage]) -> list[str]:
         }
         if new:
             _store(course, written | new)
-        write(course, written | new)
-    return [exercise for module in modules(course) for exercise in module.answers if exercise in new]
+        package = write(course, written | new)
+    return [exercise for module in package for exercise in module.answers if exercise in new]
 
 
 def forget(course: Course, exercises: Collection[str]) -> list[int]:
@@ -116,16 +116,16 @@ def _store(course: Course, written: dict[str, Written]) -> None:
     replace(course.memory / STORE, json.dumps({"exercises": stored}, indent=1).encode())
 
 
-def write(course: Course, written: dict[str, Written]) -> None:
-    """Write the files of the package. If one was edited by hand, copy it to kept/ first.
+def write(course: Course, written: dict[str, Written]) -> list[Module]:
+    """Write the files of the package, and return its modules. If a file was edited by hand, copy it to kept/ first.
 
     As soon as the package has everything that train.py needs, train.py is written, too. After that, the file belongs to
     the learner. Raises OSError if a file can't be written.
     """
     folder = course.folder / PACKAGE
     folder.mkdir(exist_ok=True)
-    passages = {number: one.passage for number, one in written.items()}
-    texts = files(course, passages, {number: one.passed for number, one in written.items()})
+    package = modules_of(course, {number: one.passage for number, one in written.items()})
+    texts = files(course, package, {number: one.passed for number, one in written.items()})
     ours = _hashes(course)
     for name, text in texts.items():
         path, data = folder / name, text.encode()
@@ -139,8 +139,9 @@ def write(course: Course, written: dict[str, Written]) -> None:
         ours[name] = _hash(data)
         replace(course.memory / HASHES, json.dumps(ours).encode())
     script = course.folder / SCRIPT
-    if not script.exists() and is_enough_to_train(course, passages):
+    if not script.exists() and is_enough_to_train(package):
         replace(script, (TEMPLATES / SCRIPT).read_bytes())
+    return package
 
 
 def _hashes(course: Course) -> dict[str, str]:
@@ -161,17 +162,17 @@ def modules(course: Course) -> list[Module]:
     return modules_of(course, {number: one.passage for number, one in load(course).items()})
 
 
-def waiting(course: Course) -> list[str]:
+def waiting(course: Course, modules: Iterable[Module]) -> list[str]:
     """Return the exercises whose answers have passed, but use an answer of the same chapter that hasn't."""
-    there = {exercise for module in modules(course) for exercise in module.answers}
+    there = {exercise for module in modules for exercise in module.answers}
     return sorted(load(course).keys() - there, key=place)
 
 
 def edited(course: Course) -> list[str]:
     """Return the names of the modules that were edited since they were written, so they may not be what was checked."""
-    ours = _hashes(course)
-    paths = {module.name: course.folder / PACKAGE / module.name for module in modules(course)}
-    return [name for name, path in paths.items() if path.exists() and _hash(path.read_bytes()) != ours.get(name)]
+    ours, folder = _hashes(course), course.folder / PACKAGE
+    paths = (folder / module_name(number) for number in chapters_of(load(course)))
+    return [path.name for path in paths if path.exists() and _hash(path.read_bytes()) != ours.get(path.name)]
 
 
 def path_of(course: Course, exercise: str) -> Path:

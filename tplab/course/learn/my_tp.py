@@ -10,7 +10,7 @@ instead. An answer that hasn't passed yet is borrowed, which means that its name
 needs tplab until every answer that it uses is written.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -117,15 +117,14 @@ def names_of(course: Course, number: int) -> dict[str, list[str]]:
     return {cell.marks["check"]: passed_names(cell.source) for cell in cells if "check" in cell.marks}
 
 
-def files(course: Course, written: Mapping[str, Passage], dates: Mapping[str, str]) -> dict[str, str]:
+def files(course: Course, modules: Sequence[Module], dates: Mapping[str, str]) -> dict[str, str]:
     """Return the text of each file in the package, as {"linear.py": ..., "given/tensor_sharding.py": ...}.
 
-    written:  the passed answers by exercise
-    dates:    when each of them passed
+    modules:  see `modules_of`
+    dates:    when each answer passed, by exercise
     """
-    modules = modules_of(course, written)
     parts = [part for module in modules for part in module.parts]
-    parts += GIVEN_FOR_TRAINING if is_enough_to_train(course, written) else ()
+    parts += GIVEN_FOR_TRAINING if is_enough_to_train(modules) else ()
     texts = {module.name: _module_text(course, module, dates) for module in modules}
     there = {exercise for module in modules for exercise in module.answers}
     if runs := [name for name, (needed, _) in DEMOS.items() if there >= {*needed}]:
@@ -139,9 +138,9 @@ def files(course: Course, written: Mapping[str, Passage], dates: Mapping[str, st
     return {**texts, **given, "__init__.py": _package_text(modules, given)}
 
 
-def is_enough_to_train(course: Course, written: Mapping[str, Passage]) -> bool:
+def is_enough_to_train(modules: Iterable[Module]) -> bool:
     """Return whether train.py can run, because everything that it imports is written and borrows nothing."""
-    needed = [module for module in modules_of(course, written) if module.chapter in _TRAINS]
+    needed = [module for module in modules if module.chapter in _TRAINS]
     there = {exercise for module in needed for exercise in module.answers}
     return there >= {*FOR_TRAINING} and not any(module.borrowed for module in needed)
 
