@@ -85,7 +85,7 @@ def card(losses: Mapping[str, Sequence[float]], settings: Settings, answers: Any
     text = launch(sample_of, settings.ranks, args=(settings, answers, newest))[0]
     course = own_course(Path.cwd())
     found = modules(course) if course else []
-    lines, exercises = sum(module.lines for module in found), sum(len(module.written) for module in found)
+    lines, exercises = sum(module.lines for module in found), sum(len(module.answers) for module in found)
     mine = f"{lines:,} lines of my own, from {exercises} exercises" if lines else "with the course's solutions"
     alt = (
         f"A card. I trained a GPT with my own tensor parallelism, {mine}. "

@@ -9,7 +9,7 @@ import pytest
 
 from tests.course import tiny
 from tests.course.grade import in_process
-from tplab.course.commands import cli, page, state
+from tplab.course.commands import cli, progress, state
 from tplab.course.commands.exercise_status import AS_SHOWN, Standing, standings
 from tplab.course.grade.check_notebook import Verdict
 from tplab.course.learn import course_files as places
@@ -294,9 +294,7 @@ def test_page_links_to_the_chapters_from_where_the_notebook_lies(root, learner, 
     record(root, e1="passed")
     for folder, target in ((root / "chapters", "90_tiny.ipynb"), (root, "chapters/90_tiny.ipynb")):
         monkeypatch.chdir(folder)
-        from tplab.course import progress
-
-        shown = progress()
+        shown = progress.progress()
         assert re.findall(r'href="([^"]*)"', shown._repr_html_()) == [target, target]
         assert "✓ passed, checked 20" in shown._repr_html_()
         assert "width: 33%" in shown._repr_html_()
@@ -312,7 +310,7 @@ def test_page_offers_one_link_to_go_on(root):
         for number, pair in zip((3, 4), (statuses[:2], statuses[2:]), strict=True):
             done = [Standing(f"{number}.{i}", f"T {i}", 5, status) for i, status in enumerate(pair, 1)]
             chapters.append(type(found)(number, f"C {number}", root / f"0{number}_x y.ipynb", tuple(done)))
-        html = page.ProgressPage(chapters, root)._repr_html_()
+        html = progress.ProgressPage(chapters, root)._repr_html_()
         return re.findall(r'<a style="[^"]*background-color[^"]*" href="([^"]*)">', html)
 
     assert offered("passed", "failed", "to do", "to do") == ["03_x%20y.ipynb"]

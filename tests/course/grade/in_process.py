@@ -11,7 +11,7 @@ import pytest
 
 from tests.course import tiny
 from tplab.course.checks.trials import EXERCISES
-from tplab.course.commands.saved_outputs import results
+from tplab.course.commands.state import results
 from tplab.course.grade import check_notebook
 from tplab.course.grade.check_notebook import Verdict
 from tplab.course.notebooks.cells import Cell, read_notebook

@@ -1,17 +1,13 @@
 """In JupyterLab, an answer that passes goes into the learner's library at once, as `tplab check` would put it there."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.capstone.own_layers.libraries import solution
-from tests.course.learn.test_library import empty_course, pass_all
+from tests.course.learn.test_library import empty_course
 from tests.runtime.kernel import Notebook, notebook
-from tplab import launch
 from tplab.course.commands.mine import library as page
-from tplab.course.learn import library
 from tplab.course.learn.course_files import Course
 
 SETUP = "import torch\nfrom tplab.course import check"
@@ -67,12 +63,6 @@ def html(cell) -> str:
     return "".join(m["content"]["data"].get("text/html", "") for m in cell.messages if "data" in m["content"])
 
 
-def page_in(course: Course, chapter: int = 2) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(course.folder)
-        return page(chapter)
-
-
 def test_what_no_cell_shows_is_left_to_the_command_and_said(course, book):
     (course.folder / "elsewhere.py").write_text("import torch\n" + HELPER + "\n\n" + ANSWER)
     book.run("from elsewhere import shard, unshard")
@@ -100,8 +90,6 @@ def test_a_pass_puts_the_answer_with_its_helpers_into_the_library(course, book):
     found: dict = {}
     exec(text, found)
     assert found["shard"](__import__("torch").arange(4), 0, 1, 2).tolist() == [2, 3]
-    assert library.load(course)["2.1"].how == "in the notebook"
-    assert "2.1?" in repr(page_in(course))
 
 
 def test_better_code_replaces_it_wherever_a_cell_has_gone_and_a_failed_check_does_not(course, book, tmp_path):
@@ -114,15 +102,6 @@ def test_better_code_replaces_it_wherever_a_cell_has_gone_and_a_failed_check_doe
     assert TOLD in html(book.run(CHECK))
     assert "# better" in text_of(course)
     book.run(f"os.chdir({str(course.folder)!r})")
-
-
-def test_tplab_check_verifies_what_the_notebook_has_shown(course, book):
-    pass_all(course, ["2.2"])
-    passage = library.load(course)["2.1"].passage
-    assert library.add(course, {"2.1": passage}) == []
-    assert {number: one.how for number, one in library.load(course).items()} == dict.fromkeys(
-        ["2.1", "2.2"], "tplab check"
-    )
 
 
 def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
@@ -158,61 +137,6 @@ def test_without_a_page_nothing_is_written_and_the_box_is_the_same(tmp_path):
         book.run(ANSWER)
         assert TOLD in html(book.run(CHECK))
         assert text_of(course) == ""
-
-
-def _demos(folder: str, names: list[str]) -> dict[str, str]:
-    sys.path.insert(0, folder)
-    from my_tp import demo
-
-    told: dict[str, str] = {}
-    for name in names:
-        demo.tell = lambda text, name=name: told.update({name: text})
-        getattr(demo, name)()
-    return told
-
-
-def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
-    course = empty_course(tmp_path / "my_course")
-    needs = {
-        "mlp": ["5.2", "4.1", "4.2", "3.2", "3.3"],
-        "attention": ["6.2", "4.1", "4.2", "3.2", "3.3"],
-        "block": ["6.2", "5.2", "4.1", "4.2", "3.2", "3.3"],
-        "embedding": ["7.2", "7.3", "7.4", "3.2", "3.3"],
-        "loss": ["8.3", "8.1", "8.2", "3.3"],
-        "dropout": ["9.2", "9.3", "9.4", "9.5", "4.1", "4.2", "3.2", "3.3"],
-        "generate": ["10.2", "10.3", "10.4", "10.5"],
-        "sequence": ["12.1"],
-        "replicas": ["14.1", "14.2"],
-        "pipeline": ["13.1", "13.2", "13.3"],
-        "cost": ["11.3", "11.4"],
-    }
-    pass_all(course, needs["mlp"])
-    assert "def attention(" not in (course.folder / "my_tp" / "demo.py").read_text(), "it can't run yet"
-    pass_all(course, [exercise for needed in needs.values() for exercise in needed])
-    for name, needed in needs.items():
-        assert f"`python -m my_tp {name}`" in repr(page_in(course, int(needed[0].split(".")[0])))
-    assert "python -m my_tp" not in repr(page_in(course, 2))
-    done = subprocess.run([sys.executable, "-m", "my_tp", "mlp"], cwd=course.folder, capture_output=True, text=True)
-    assert done.stdout.count("ok, the same as plain PyTorch") == 2, done.stderr
-    asked = [sys.executable, "-m", "my_tp", "cost", "--gpu", "a100"]
-    done = subprocess.run(asked, cwd=course.folder, capture_output=True, text=True)
-    assert "on a100: p = 2: " in done.stdout, done.stderr
-    assert "(80% from h = 5,625)" in done.stdout
-    ranks = launch(_demos, 2, args=(str(course.folder), [name for name in needs if name != "cost"]))
-    for name in ("block", "dropout"):
-        losses = [one[name].rpartition(": ")[2].split(" -> ") for one in ranks]
-        assert losses[0] == losses[1], "both ranks have the same loss"
-        assert float(losses[0][1]) < float(losses[0][0])
-    full, gathered, gelu = 2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 2 * 64 * 256 * 4  # bytes in float32
-    saved = [int(one["sequence"].split(" saves ")[1].split()[0].replace(",", "")) for one in ranks]
-    assert saved == [full // 2 + gathered + gelu // 2 + 2 * 2 * 32 * 4] * 2, "with the mean and spread of a norm"
-    assert float(ranks[1]["pipeline"].rpartition("at most ")[2]) < 1e-9, "the losses are those of the full model"
-    assert ranks[0]["generate"].partition(" continues ")[2] == ranks[1]["generate"].partition(" continues ")[2] != ""
-    assert all(
-        "ok, the same as plain PyTorch" in one[name]
-        for one in ranks
-        for name in ("mlp", "attention", "embedding", "loss", "replicas")
-    )
 
 
 def test_outside_the_learners_folder_nothing_is_claimed(tmp_path, monkeypatch):

@@ -1,12 +1,8 @@
 """The learner's library: what passes goes into a plain package, which does what the notebook's answers do."""
 
-import ast
-import importlib
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +11,9 @@ from tests import ROOT
 from tests.course import tiny
 from tests.course.grade import in_process
 from tests.course.test_chapters import EXERCISES
-from tplab.course.checks.exercises import check
+from tplab import launch
 from tplab.course.commands import cli
+from tplab.course.commands.mine import page
 from tplab.course.grade.answers import Piece, merge
 from tplab.course.learn import library, my_tp, start
 from tplab.course.learn.course_files import MARKER, MEMORY, Course, all_chapters
@@ -52,46 +49,60 @@ def whole(tmp_path_factory) -> Course:
     return course
 
 
-@pytest.fixture(scope="module")
-def on_path(whole, tmp_path_factory) -> Iterator[Path]:
-    package = tmp_path_factory.mktemp("path") / library.PACKAGE
-    shutil.copytree(whole.folder / library.PACKAGE, package)
-    given = package / "given" / "tensor_sharding.py"
-    given.write_text("from tplab.tensor.sharding import *\n")  # the checks compare with the course's classes
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(package.parent))
-        yield package
-    for name in [name for name in sys.modules if name.split(".")[0] == library.PACKAGE]:
-        del sys.modules[name]
-
-
-LAST_OF_EACH_CHAPTER = {chapter_of(exercise): exercise for exercise in EXERCISES}
-
-
-def test_answers_pass_their_checks_from_the_library(whole, on_path):
-    """Every module can be imported; test_train_script.py trains with those of the chapters that aren't checked here."""
-    for number, exercise in LAST_OF_EACH_CHAPTER.items():
-        name = my_tp.module_name(number).removesuffix(".py")
-        module = importlib.import_module(f"{library.PACKAGE}.{name}")
-        assert module.__file__ == str(on_path / library.path_of(whole, exercise).name)
-        answers = [getattr(module, name) for name in my_tp.names_of(whole, number)[exercise]]
-        if number in (2, 9, 12):
-            assert check(exercise, *answers).exercise == exercise
+EVERY_MODULE = """
+import importlib, pkgutil, sys
+sys.modules["tplab"] = None  # as if it weren't installed
+import my_tp
+for module in pkgutil.walk_packages(my_tp.__path__, "my_tp."):
+    if module.name != "my_tp.__main__":
+        importlib.import_module(module.name)
+"""
 
 
 def test_once_everything_is_written_nothing_comes_from_tplab_but_copies_of_what_is_used(whole):
     assert [module.borrowed for module in library.modules(whole)] == [{}] * 17
-    assert sum(len(module.written) for module in library.modules(whole)) == len(EXERCISES)
+    assert sum(len(module.answers) for module in library.modules(whole)) == len(EXERCISES)
     folder = whole.folder / library.PACKAGE
     assert "from .linear import ColumnParallelLinear, RowParallelLinear\n" in (folder / "mlp.py").read_text()
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not any(module.startswith("tplab") for module in modules), path
+    done = subprocess.run([sys.executable, "-c", EVERY_MODULE], cwd=whole.folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     given = folder / "given"
     assert 1000 < sum(len(path.read_text().splitlines()) for path in given.glob("*.py")) < 2000
     assert not list(given.glob("*attention*")) + list(given.glob("*linear*")) + list(given.glob("*embedding*"))
+
+
+def _demos(folder: str) -> dict[str, str]:
+    sys.path.insert(0, folder)
+    from my_tp import demo
+
+    told: dict[str, str] = {}
+    for name in my_tp.DEMOS:
+        demo.tell = lambda text, name=name: told.update({name: text})
+        getattr(demo, name)()
+    return told
+
+
+def test_the_library_runs_on_two_processes(whole):
+    done = subprocess.run([sys.executable, "-m", "my_tp", "mlp"], cwd=whole.folder, capture_output=True, text=True)
+    assert done.stdout.count("ok, the same as plain PyTorch") == 2, done.stderr
+    ranks = launch(_demos, 2, args=(str(whole.folder),))
+    for told in ranks:
+        assert all("ok, the same as plain PyTorch" in told[name] for name in ("mlp", "loss", "pipeline"))
+    for name in ("block", "dropout", "generate"):
+        assert ranks[0][name] == ranks[1][name] != ""
+    for name in ("block", "dropout"):
+        first, last = ranks[0][name].rpartition(": ")[2].split(" -> ")
+        assert float(last) < float(first)
+
+
+def test_a_demo_is_there_once_its_answers_are_and_the_page_of_its_chapter_says_so(tmp_path):
+    course = empty_course(tmp_path / "my_course")
+    pass_all(course, ["5.2"])
+    text = (course.folder / library.PACKAGE / "demo.py").read_text()
+    assert "def mlp(" in text
+    assert "def block(" not in text
+    assert "`python -m my_tp mlp`" in repr(page(course, 5))
+    assert "python -m my_tp" not in repr(page(course, 2))
 
 
 def test_every_name_of_a_module_is_defined_and_every_import_is_used(whole):
@@ -119,22 +130,16 @@ def test_layers_of_earlier_chapters_are_borrowed_until_they_are_written(tmp_path
     assert "from tplab.tensor import RowParallelLinear\n" in text
 
 
-def test_what_is_not_written_yet_is_borrowed_and_marked(tmp_path):
+def test_an_answer_waits_for_those_of_its_chapter_that_it_uses(tmp_path):
     course = empty_course(tmp_path / "my_course")
-    pass_all(course, ["4.4", "8.2"])
-    assert {m.name: m.borrowed for m in library.modules(course)} == {
-        "linear.py": {"4.3": ["shard"]},
-        "cross_entropy.py": {"3.3": ["reduce_from_region"], "8.1": ["vocab_logsumexp"]},
-    }
-    text = (course.folder / library.PACKAGE / "cross_entropy.py").read_text()
-    assert (
-        '# Borrowed from the course until exercise 8.1 passes\nvocab_logsumexp = borrow("8.1", "vocab_logsumexp")'
-        in text
-    )
-    assert "exp" not in text.split("class VocabParallelCrossEntropy")[0].replace("sumexp", ""), "no solution is shown"
-    program = "from my_tp.cross_entropy import vocab_logsumexp; print(vocab_logsumexp.__name__)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=course.folder, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("vocab_logsumexp\n", "")
+    pass_all(course, ["8.1", "8.3"])
+    assert [(module.name, [*module.answers]) for module in library.modules(course)] == [("cross_entropy.py", ["8.1"])]
+    assert library.waiting(course, library.modules(course)) == ["8.3"]
+    assert "8.3 passed, but" in repr(page(course))
+    pass_all(course, ["8.2"])
+    (module,) = library.modules(course)
+    assert ([*module.answers], module.borrowed) == (["8.1", "8.2", "8.3"], {"3.3": ["reduce_from_region"]})
+    assert library.waiting(course, library.modules(course)) == []
 
 
 @pytest.fixture
@@ -171,20 +176,17 @@ def test_a_module_edited_by_hand_is_kept_before_it_is_written_again(lost, tiny_c
     add(tiny_course, write_answers(tiny_course, "return x + x"), "90.1")
     path = tiny_course.folder / library.PACKAGE / "chapter_90.py"
     path.write_text(path.read_text() + "\nmine = 1\n")
-    assert [module.edited for module in library.modules(tiny_course)] == [True]
+    assert library.edited(tiny_course) == ["chapter_90.py"]
     if lost:
         (tiny_course.memory / library.HASHES).unlink()
     add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1")
     assert "mine = 1" not in path.read_text()
-    assert [module.edited for module in library.modules(tiny_course)] == [False]
+    assert library.edited(tiny_course) == []
     (tiny_course.memory / library.HASHES).unlink()
     add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1")
-    assert [module.edited for module in library.modules(tiny_course)] == [False]
+    assert library.edited(tiny_course) == []
     (copy,) = (tiny_course.folder / "kept").iterdir()
     assert "mine = 1" in copy.read_text()
-    path.unlink()
-    assert cli.main(["mine", "--root", str(tiny_course.folder)]) == 0
-    assert "return 2 * x" in path.read_text()
 
 
 def test_a_damaged_store_counts_as_empty_and_the_next_pass_restores_it(tiny_course):

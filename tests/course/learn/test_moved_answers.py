@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests import ROOT
-from tplab.course.learn import library, moved_answers
-from tplab.course.learn.course_files import Course
+from tplab.common import files
+from tplab.course.learn import library, moved_answers, start
+from tplab.course.learn.course_files import ChapterFiles, Course
 from tplab.course.learn.passages import Passage
 from tplab.course.learn.update_notebook import update_notebook
 
@@ -37,42 +37,29 @@ class Chapters:
     """The pages of a course: what they were (base), what the learner made of them, and what they are now (blank)."""
 
     def __init__(self, folder: Path) -> None:
-        self.course = Course(folder, folder)
-        self.course.memory.mkdir()
-        self.pages: list = []
-        self.blanks: dict[str, bytes] = {}
+        self.course = Course(folder / "material", folder)
+        for name in ("solutions", "chapters"):
+            (self.course.material / name).mkdir(parents=True)
+        self.course.bases.mkdir(parents=True)
+        self.pages: list[ChapterFiles] = []
 
     def add(self, stem: str, base: dict | None, mine: dict | None, blank: dict) -> None:
-        page = SimpleNamespace(
-            stem=stem, base=self.course.memory / f"{stem}.ipynb", learner=self.course.folder / f"{stem}.ipynb"
-        )
-        for path, content in ((page.base, base), (page.learner, mine)):
+        files = ChapterFiles(self.course, stem)
+        self.pages.append(files)
+        for path, content in (
+            (files.reference, blank), (files.blank, blank), (files.base, base), (files.learner, mine),
+        ):  # fmt: skip
             if content is not None:
                 path.write_text(json.dumps(content))
-        self.pages.append(page)
-        self.blanks[stem] = json.dumps(blank).encode()
 
-    def plan(self) -> moved_answers.Moves:
-        return moved_answers.plan(self.course, [page for page in self.pages if page.learner.exists()], self.blanks)
+    def update(self) -> list[str]:
+        return start.update(self.course).moved
 
-    def update(self, readable: int = 99) -> list[str]:
-        """Update the first pages, as if only so many could be read."""
-        moves = self.plan()
-        for page in self.pages[:readable]:
-            new = json.loads(self.blanks[page.stem])
-            mine = new
-            if page.learner.exists():
-                base, there = (
-                    json.loads(path.read_text()) if path.exists() else None for path in (page.base, page.learner)
-                )
-                mine, _ = update_notebook(base, there, new, moves.changed, moves.carried)
-            page.learner.write_text(json.dumps(mine))
-            page.base.write_bytes(self.blanks[page.stem])
-        return moved_answers.fill_in(self.course, self.pages, moves)
+    def cells(self, stem: str) -> list[dict]:
+        return json.loads((self.course.folder / f"{stem}.ipynb").read_text())["cells"]
 
     def cell(self, stem: str, number: str) -> str:
-        cells = json.loads((self.course.folder / f"{stem}.ipynb").read_text())["cells"]
-        (found,) = [cell for cell in cells if cell["metadata"].get("tplab", {}).get("exercise") == number]
+        (found,) = [cell for cell in self.cells(stem) if cell["metadata"].get("tplab", {}).get("exercise") == number]
         return "".join(found["source"])
 
 
@@ -96,16 +83,32 @@ def test_an_answer_follows_its_exercise_with_all_it_needs(chapters):
     assert chapters.update() == []
 
 
-def test_a_killed_update_is_finished_by_the_next(chapters):
-    chapters.plan()
-    page = chapters.pages[0]  # the notebook was updated and the old answer is gone from it, but nothing was filled in
-    for path in (page.base, page.learner):
-        path.write_bytes(chapters.blanks["02_old"])
-    for path in (chapters.pages[1].base, chapters.pages[1].learner):
-        path.write_bytes(chapters.blanks["start"])
-    assert chapters.update() == ["Your answer to 2.2 is now in exercise S.1 in start.ipynb."]
-    assert "# mine" in chapters.cell("start", "S.1")
-    assert not (chapters.course.memory / moved_answers.PLAN).exists()
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_an_update_that_was_killed_is_finished_by_the_next(writes, tmp_path, monkeypatch):
+    made = Chapters(tmp_path)
+    other, new = notebook(e2_2=stub("2.2", "def other(y)")), notebook(e3_1=stub("3.1", "def split(x)"))
+    made.add("02_old", notebook(e2_2=stub("2.2", "def split(x)")), notebook(e2_2=MINE), other)
+    made.add("03_new", notebook(), notebook(), new)
+    left = ["a write"] * writes
+
+    def replace(path: Path, data: bytes) -> None:
+        if path.suffix == ".ipynb":
+            if not left:
+                raise Killed
+            left.pop()
+        files.replace(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "replace", replace)
+        with pytest.raises(Killed):
+            made.update()
+    made.update()
+    assert made.cell("03_new", "3.1") == MINE
+    assert made.cell("02_old", "2.2") == stub("2.2", "def other(y)")
 
 
 def test_the_whole_cell_moves_as_it_was_written(tmp_path):
@@ -137,29 +140,17 @@ def unshard(x):
     assert written not in (tmp_path / "02_old.ipynb").read_text()
 
 
-def test_an_answer_that_arrives_late_does_not_replace_what_the_learner_has_written_since(chapters):
-    chapters.plan()  # the update was killed right after it had taken the answer out of the old notebook
-    for page in chapters.pages:
-        page.base.write_bytes(chapters.blanks[page.stem])
-        page.learner.write_bytes(chapters.blanks[page.stem])
+def test_an_answer_does_not_replace_what_the_learner_has_written_in_its_new_place(chapters):
     since = stub("S.1", "def split(x)") + "\n# an idea"
     chapters.pages[1].learner.write_text(json.dumps(notebook(eS_1=since)))
     chapters.update()
-    cells = json.loads(chapters.pages[1].learner.read_text())["cells"]
-    assert [cell["source"] for cell in cells] == [MINE, since]
+    assert [cell["source"] for cell in chapters.cells("start")] == [MINE, since]
+
+
+def test_an_answer_whose_new_notebook_cannot_be_read_stays_where_it_is(chapters):
+    chapters.pages[1].learner.write_text("{")
     chapters.update()
-    assert json.loads(chapters.pages[1].learner.read_text())["cells"] == cells
-
-
-def test_an_answer_whose_new_notebook_cannot_be_read_stays_until_it_can(chapters):
-    page = chapters.pages[1]
-    page.learner.write_text("{")
-    chapters.update(readable=1)
     assert "# mine" in chapters.pages[0].learner.read_text()
-    page.learner.write_text(json.dumps(notebook(eS_1=stub("S.1", "def split(x)"))))
-    page.base.write_bytes(chapters.blanks["start"])
-    chapters.update()
-    assert "# mine" in chapters.cell("start", "S.1")
 
 
 def answer(head: str) -> str:
@@ -208,21 +199,9 @@ def test_where_an_answer_is_after_the_exercise_changed(old, mine, new, told, cel
     made = Chapters(tmp_path)
     made.add("02_page", old, mine, new)
     assert made.update() == told
-    found = json.loads((tmp_path / "02_page.ipynb").read_text())["cells"]
+    found = made.cells("02_page")
     assert [cell["source"] for cell in found] == cells
     assert all("tplab" not in cell["metadata"] for cell in found[len(new["cells"]) :])
-
-
-def test_an_answer_that_lacks_something_is_carried_over_but_has_not_passed(tmp_path):
-    """As 15.4, which became 15.1: one of its functions has a new argument, so that one has to be written again."""
-    made = Chapters(tmp_path)
-    old = notebook(e15_4=stub("15.4", "def newest(folder)", "def save(folder)"))
-    mine = notebook(e15_4=answer("def newest(folder)") + "\n\n\ndef save(folder):\n    return 2")
-    made.add("15_x", old, mine, notebook(e15_1=stub("15.1", "def newest(folder)", "def save(folder, group)")))
-    assert not made.plan().filled["15.1"].whole
-    made.update()
-    text = (tmp_path / "15_x.ipynb").read_text()
-    assert all(part in text for part in ("return 1", "return 2", "def save(folder, group)")), "nothing is lost"
 
 
 def test_a_prediction_that_asks_for_other_values_is_new():
@@ -239,28 +218,11 @@ def test_a_prediction_that_asks_for_other_values_is_new():
     assert update_notebook(old, mine, old)[0]["cells"][0]["source"] == 'predict("2.a", rows=3)'
 
 
-def test_an_answer_of_the_library_keeps_what_it_uses_and_gets_new_names(tmp_path, monkeypatch):
-    course = Course(tmp_path, tmp_path)
-    course.memory.mkdir()
-    monkeypatch.setattr(library, "write", lambda course, written: None)
-    answers = {
-        "2.1": Passage(["import math"], ["HALF = 0.5"], ["def half(x):\n    return math.floor(HALF * x)"]),
-        "2.2": Passage([], [], ["def quarter(x):\n    return half(half(x))"]),
-        "2.3": Passage([], [], ["def unused(x):\n    return x"]),
-        "2.4": Passage([], ["TWO = 2"], ["def one_f_one_b(x):\n    return TWO * quarter(x)"]),
-        "3.1": Passage([], [], ["def half(x):\n    return x"]),
-    }
-    stored = {number: library.Written(passage, "today") for number, passage in answers.items()}
-    library._store(course, stored)
-    library.renumber(course, {"2.4": "2.2"}, {"2.1", "2.2", "2.3", "2.4"})
-    kept = library.load(course)
-    assert kept.keys() == {"2.2", "3.1"}
-    assert kept["3.1"] == stored["3.1"]
-    names: dict = {}
-    for text in (*kept["2.2"].passage.imports, *kept["2.2"].passage.helpers, *kept["2.2"].passage.code):
-        exec(text, names)
-    assert names["schedule"](9) == 4
-    assert names.keys().isdisjoint({"unused", "one_f_one_b"})
+def test_the_library_waits_for_a_new_check_of_a_chapter_whose_exercises_have_changed(chapters):
+    passage = Passage([], [], ["def split(x):\n    return x"])
+    library.add(chapters.course, {"2.2": passage, "2.3": passage, "S.2": passage})
+    assert chapters.update()[0].endswith("tplab check 2")
+    assert library.load(chapters.course).keys() == {"S.2"}
 
 
 @pytest.mark.parametrize(("old", "new"), moved_answers.REWORDED.items())
@@ -268,7 +230,8 @@ def test_an_answer_stays_where_it_is_if_the_course_only_renamed_an_argument(tmp_
     chapters = Chapters(tmp_path)
     base, today = notebook(e1_1=stub("1.1", f"def {old}")), notebook(e1_1=stub("1.1", f"def {new}"))
     chapters.add("01_x", base, notebook(e1_1=answer(f"def {old}")), today)
-    assert chapters.plan() == moved_answers.Moves(set(), {}, set())
+    chapters.update()
+    assert [cell["source"] for cell in chapters.cells("01_x")] == [answer(f"def {old}")]
 
 
 def test_what_was_reworded_is_what_chapters_01_and_08_ask_for():

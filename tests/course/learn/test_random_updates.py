@@ -174,7 +174,7 @@ class Learner:
             place = self.draw.choice(marked)
         action = self.draw.choice([self.write] * 8 + [
             self.delete, self.duplicate, self.move, self.split, self.insert, self.change_type, self.lose_id,
-            self.lose_metadata, self.tag, self.as_list, self.clear,
+            self.lose_metadata, self.as_list, self.clear,
         ])  # fmt: skip
         action(place)
 
@@ -252,10 +252,7 @@ class Learner:
 
     def lose_metadata(self, place: int) -> None:
         for cell in self.draw.choice([self.cells, [self.cells[place]]]):
-            cell["metadata"] = {} if not set(cell["metadata"].get("tags", [])) & set(self.typed) else cell["metadata"]
-
-    def tag(self, place: int) -> None:
-        self.cells[place]["metadata"].setdefault("tags", []).append(self.word())
+            cell["metadata"] = {}
 
     def as_list(self, place: int) -> None:
         self.cells[place]["source"] = "".join(self.cells[place]["source"]).splitlines(keepends=True)
@@ -279,9 +276,7 @@ def learn(draw: random.Random, notebook: dict, words: Iterator[str]) -> list[str
 @pytest.mark.parametrize("first", range(0, SEEDS, 50))
 def test_nothing_that_a_learner_typed_is_ever_lost(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 50):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        lost = update_at_random(seed, folder)
+        lost = update_at_random(seed, tmp_path / str(seed))
         assert not lost, f"seed {seed} loses {lost}"
 
 
@@ -302,7 +297,9 @@ def update_at_random(seed: int, folder: Path) -> list[str]:
         if not has_base:
             chapters.pages[-1].base.unlink()
     chapters.update()
-    for page, blank in zip(chapters.pages, new, strict=True):
+    for page, base, blank in zip(chapters.pages, old, new, strict=True):
+        if has_base and base == blank:
+            continue  # such a page isn't updated
         merged = json.loads(page.learner.read_text())
         assert len({cell["id"] for cell in merged["cells"]}) == len(merged["cells"]), seed
         there = {cell["id"]: "".join(cell["source"]) for cell in merged["cells"]}

@@ -17,8 +17,8 @@ from tplab.course.feedback.verdict import names
 from tplab.course.grade.answers import merge
 from tplab.course.learn import library
 from tplab.course.learn.course_files import Course, Misuse, all_chapters, find_course
-from tplab.course.learn.my_tp import FOR_A_GPT, chapters_of, files
-from tplab.course.learn.passages import Passage, extract_from
+from tplab.course.learn.my_tp import FOR_A_GPT, chapters_of, files, modules_of
+from tplab.course.learn.passages import extract_from
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 
@@ -72,7 +72,7 @@ def find_answers(folder: str | Path, settings: Settings | None = None, *, missin
     missing = missing or (settings.missing if settings else "error")
     course = _course_of(folder)
     place = course.folder / library.PACKAGE
-    if edited := [module.name for module in library.modules(course) if module.edited]:
+    if edited := library.edited(course):
         raise NotReady(
             f"{names(edited)} in {place} {'was' if len(edited) == 1 else 'were'} edited after the check. Make the "
             "change in the notebook and check it there, or use train.py, which runs the package as it is."
@@ -98,12 +98,8 @@ def find_answers(folder: str | Path, settings: Settings | None = None, *, missin
     if lacking:
         print(_whose_is_what(whose, lacking))
     checked = {exercise: f"passed on {dates[exercise]}" if exercise in stored else "not passed" for exercise in whose}
-    lines = {exercise: _lines(passages[exercise]) for exercise in whose}
-    return Answers(str(course.folder), files(course, passages, dates), whose, checked, lines)
-
-
-def _lines(passage: Passage) -> int:
-    return sum(bool(line.strip()) for text in (*passage.helpers, *passage.code) for line in text.split("\n"))
+    lines = {exercise: passages[exercise].lines for exercise in whose}
+    return Answers(str(course.folder), files(course, modules_of(course, passages), dates), whose, checked, lines)
 
 
 def _whose_is_what(whose: Mapping[str, str], lacking: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ Nothing here imports torch, so commands that don't need ranks respond immediatel
 
 check         tplab check (see course.grade)
 progress      tplab progress; its parts: exercise_status (each exercise's status), state (verdicts of `tplab check`, and
-              the code they apply to), saved_outputs (what notebooks show), page (the same in JupyterLab)
+              the code they apply to)
 hint          tplab hint
 solution      tplab solution
 reset         tplab reset

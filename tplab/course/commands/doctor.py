@@ -9,10 +9,12 @@ import argparse
 import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +34,6 @@ from tplab.course.learn.start import newer
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
 
 GB = 1e9
-OLDEST = (3, 11)  # as in pyproject.toml; the Makefile looks for it too
 PATIENCE = 120.0  # seconds; importing torch has taken more than ten on a busy machine
 INSTALL = "make lab (or, in your own environment: python -m pip install -c constraints.txt -e .)"
 CHOOSE = "PyTorch's own command for this machine: https://pytorch.org/get-started/locally/"
@@ -55,7 +57,6 @@ class Fault(NamedTuple):
 FINE = {
     "Python": "{python}, {executable}",
     "PyTorch": "{torch}",
-    "packages": "each in the range that the course needs",
     "GPUs": "{gpus}. Without any, every chapter runs on the CPU. GPU.md says when they're used",
     "notebooks": "their kernel uses this Python",
     "cores": "{cores} for this process. With a single core, ranks take turns, so everything takes longer",
@@ -67,11 +68,9 @@ FINE = {
     "chapters": "your copies are up to date",
 }
 FAULTS = (  # they keep chapters from running
-    Fault("Python", lambda m: m.python < OLDEST, "{python} is older than {oldest}", "make lab PYTHON=python{oldest}"),
     Fault("PyTorch", lambda m: m.torch_error, "it can't be imported: {torch_error}", INSTALL),
     Fault("PyTorch", lambda m: not m.fits, "this is {torch}, but the course needs {wanted}", INSTALL),
     Fault("PyTorch", lambda m: not m.gloo, "{torch} was built without gloo, which connects ranks", INSTALL),
-    Fault("packages", lambda m: m.packages, "{packages}", INSTALL),
     Fault(
         "memory",
         lambda m: m.memory < 1.1,  # all cells of chapter 5, the heaviest one, peak at 0.9 GB with its 4 ranks
@@ -88,13 +87,6 @@ FAULTS = (  # they keep chapters from running
 )
 REMARKS = (  # they're worth knowing, but every chapter runs
     Fault("GPUs", lambda m: m.gpus and not m.nccl, "PyTorch lacks NCCL, so it can't use {gpus}", CHOOSE),
-    Fault(
-        "GPUs",
-        lambda m: m.unseen and m.visible is not None,
-        "PyTorch sees none of {unseen}, because CUDA_VISIBLE_DEVICES is '{visible}'",
-        "unset CUDA_VISIBLE_DEVICES",
-    ),
-    Fault("GPUs", lambda m: m.unseen, "PyTorch sees none of {unseen}: {complaint}", CHOOSE),
     Fault(
         "notebooks",
         lambda m: m.kernel,
@@ -154,22 +146,17 @@ def first_of_each(table: tuple[Fault, ...], machine: SimpleNamespace) -> dict[st
 
 def readable(machine: SimpleNamespace) -> dict[str, object]:
     """Return the facts as they appear in texts."""
-    dotted = {"python": ".".join(map(str, machine.python[:3])), "oldest": ".".join(map(str, OLDEST))}
-    return vars(machine) | dotted | {name: ", ".join(getattr(machine, name)) or "none" for name in ("gpus", "unseen")}
+    return vars(machine) | {"gpus": ", ".join(machine.gpus) or "none"}
 
 
 # The functions below look at the real machine
 
 _TORCH = """
-import json, warnings, torch, torch.distributed as dist
-with warnings.catch_warnings(record=True) as complaints:
-    warnings.simplefilter("always")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-why = "it can't start CUDA" if torch.version.cuda else f"{torch.__version__} was built without CUDA"
+import json, torch, torch.distributed as dist
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 there = dist.is_available()
 print(json.dumps({
     "torch": torch.__version__, "gpus": [torch.cuda.get_device_name(number) for number in range(count)],
-    "complaint": str(complaints[0].message).strip().split(chr(10))[0] if complaints else why,
     "gloo": there and dist.is_gloo_available(), "nccl": there and dist.is_nccl_available(),
 }))
 """
@@ -194,16 +181,12 @@ print(json.dumps(told))
 
 def look(course: Course) -> SimpleNamespace:
     """Collect the facts about this machine and the learner's folder. Sizes are in GB; an empty text means no fault."""
-    needed = requirements()
-    wanted = next(requirement.specifier for requirement in needed if requirement.name == "torch")
     shared = Path("/dev/shm")
     machine = SimpleNamespace(
-        python=sys.version_info[:3],
+        python=platform.python_version(),
         executable=sys.executable,
         torch_error="",
-        wanted=wanted,
-        packages="; ".join(wrong_packages(needed)),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        wanted=torch_versions(),
         kernel=other_kernel(),
         cores=cores.cores(),
         memory=free_memory() / GB,
@@ -217,10 +200,9 @@ def look(course: Course) -> SimpleNamespace:
     try:
         vars(machine).update(ask(_TORCH))
     except RuntimeError as error:
-        vars(machine).update(torch="", gpus=[], complaint="", gloo=False, nccl=False, torch_error=str(error))
+        vars(machine).update(torch="", gpus=[], gloo=False, nccl=False, torch_error=str(error))
         machine.ranks = "they need PyTorch"
-    machine.fits = wanted.contains(machine.torch, prereleases=True) if machine.torch else False
-    machine.unseen = [] if machine.gpus or machine.torch_error else gpus_on_machine()
+    machine.fits = machine.wanted.contains(machine.torch, prereleases=True) if machine.torch else False
     launches = [(2, "auto")] + [(min(2, len(machine.gpus)), "nccl")] * bool(machine.gpus and machine.nccl)
     if not machine.torch_error:
         try:
@@ -246,41 +228,12 @@ def ask(code: str) -> Any:
         raise RuntimeError(words[-1]) from None
 
 
-def requirements() -> list[Requirement]:
-    """Return the requirements in pyproject.toml, falling back to those of the installed package."""
+def torch_versions() -> SpecifierSet:
+    """Return the versions of PyTorch that pyproject.toml allows, or the installed package if that file is missing."""
     path = PACKAGE_ROOT / "pyproject.toml"
-    if path.exists() and sys.version_info >= OLDEST:
-        import tomllib  # imported here because older versions of Python don't have it
-
-        texts = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
-    else:
-        texts = importlib.metadata.requires("tplab") or []
-    return [Requirement(text) for text in texts]
-
-
-def wrong_packages(needed: list[Requirement]) -> list[str]:
-    """Return which of the needed packages, except for torch, are missing or have the wrong version."""
-    wrong = []
-    for each in needed:
-        if each.name == "torch" or (each.marker and not each.marker.evaluate({"extra": ""})):
-            continue
-        try:
-            version = importlib.metadata.version(each.name)
-            if not each.specifier.contains(version, prereleases=True):
-                wrong.append(f"{each.name} is {version}, not {each.specifier}")
-        except importlib.metadata.PackageNotFoundError:
-            wrong.append(f"{each.name} is missing")
-    return wrong
-
-
-def gpus_on_machine() -> list[str]:
-    """Return the names of the GPUs that nvidia-smi lists, or [] if there is no nvidia-smi or it fails."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"] if path.exists() else {}
+    texts = project.get("dependencies") or importlib.metadata.requires("tplab") or []
+    return next(found.specifier for found in map(Requirement, texts) if found.name == "torch")
 
 
 def other_kernel() -> str:

@@ -10,19 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.commands import state
-from tplab.course.commands.saved_outputs import shown
 from tplab.course.grade.answers import is_stub, merge
 from tplab.course.grade.check_notebook import exercises_of
-from tplab.course.learn.course_files import (
-    ChapterFiles,
-    Course,
-    Misuse,
-    all_chapters,
-    chapter_of_exercise,
-    no_such_exercise,
-)
+from tplab.course.learn.course_files import ChapterFiles, Course, Misuse, all_chapters, chapter
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
-from tplab.course.notebooks.numbering import argument
+from tplab.course.notebooks.numbering import EXERCISE, argument, chapter_of
 
 AS_SHOWN = "as your notebook shows"
 
@@ -73,10 +65,13 @@ def find_exercise(course: Course, number: str, command: str) -> tuple[ChapterFil
 
     command: how the user should have written the command, such as "tplab solution 4.2"
     """
-    files = chapter_of_exercise(course, number, command)
+    if not re.fullmatch(EXERCISE, number):
+        raise Misuse(f"There is no exercise {number} here. Write it like this: {command}")
+    files = chapter(course, chapter_of(number))
     reference = read_notebook(files.reference)
     if number not in exercises_of(reference):
-        raise no_such_exercise(number, files, list(exercises_of(reference)))
+        there = ", ".join(exercises_of(reference))
+        raise Misuse(f"There is no exercise {number} in chapter {files.stem}. There are: {there}.")
     return files, reference
 
 
@@ -91,9 +86,8 @@ def next_exercise(course: Course) -> str:
 
 def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
     """Return the status of every chapter, or of the chapters in `numbers`. This runs no cells."""
-    known = all_chapters(course)
     entries = state.load(course.memory)
-    return [standing(known[number], entries) for number in numbers or known]
+    return [standing(chapter(course, number), entries) for number in numbers or all_chapters(course)]
 
 
 def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:
@@ -134,7 +128,7 @@ def _judge_all(
             judged[number] = entry.status, f"checked {entry.checked}"
         elif is_stub(answers[number], number):
             judged[number] = "to do", ""
-        elif status := "" if is_old else shown(learner, number):
+        elif status := "" if is_old else state.shown(learner, number):
             judged[number] = status, AS_SHOWN
         else:
             judged[number] = "to do", "changed since it was checked" if entry else "not checked yet"

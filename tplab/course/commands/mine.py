@@ -4,7 +4,6 @@ In a notebook, `library(5)` shows the same, plus what your library can do since 
 """
 
 import argparse
-import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,12 +13,10 @@ from rich.text import Text
 
 from tplab.common.units import count
 from tplab.course.feedback.verdict import code_html, table
-from tplab.course.grade.check_notebook import exercises_of
-from tplab.course.learn.course_files import Course, add_root, all_chapters, course_of, own_course
-from tplab.course.learn.library import PACKAGE, SCRIPT, Module, load, modules, restore
-from tplab.course.learn.my_tp import DEMOS
-from tplab.course.notebooks.cells import read_notebook
-from tplab.course.notebooks.numbering import argument, chapter_of, parse_chapter
+from tplab.course.learn.course_files import Course, add_root, course_of, own_course
+from tplab.course.learn.library import PACKAGE, SCRIPT, edited, modules, waiting
+from tplab.course.learn.my_tp import DEMOS, Module
+from tplab.course.notebooks.numbering import chapter_of, parse_chapter
 
 EMPTY = (
     f"Your library is still empty. In JupyterLab, each exercise that passes puts your code into {PACKAGE}/. If you "
@@ -30,7 +27,6 @@ NOT_STARTED = (
     "`tplab start` makes them."
 )
 EDITED = "What you edited in the package isn't what was checked. Edit it in the notebook, and check it there."
-MESSAGE = re.compile(r"\bdist\.(?:all_|broadcast|gather|i?recv|i?send|reduce|scatter)\w*\(")
 HEAD = ("module", "lines", "yours", "borrowed from the course")
 
 
@@ -45,19 +41,16 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    course = course_of(options)
-    if course.started:
-        restore(course)
-    console.print(Text(repr(page(course))))
+    console.print(Text(repr(page(course_of(options)))))
     return 0
 
 
 def notes(course: Course, found: list[Module], since: int | None = None) -> list[str]:
-    """Return sentences on what the library can do, and on code in it that `tplab check` hasn't checked.
+    """Return sentences on what the library can do, and on modules that were edited.
 
     If `since` is the number of a chapter, they only mention the abilities that the library has since that chapter.
     """
-    written = {exercise for module in found for exercise in module.written}
+    written = {exercise for module in found for exercise in module.answers}
     told = [
         f"In a terminal, in {course.folder.name}/, `python -m {PACKAGE} {name}` {what}."
         for name, (needed, what) in DEMOS.items()
@@ -67,27 +60,11 @@ def notes(course: Course, found: list[Module], since: int | None = None) -> list
         told.append(
             f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
         )
-    if since == 15:
-        told.append(achievements(course))
-    shown = sorted({module.chapter for module in found if module.shown})
-    if shown:
-        chapters = " ".join(map(argument, shown))
-        told.append(f"?: passed in the notebook. `tplab check {chapters}` checks it again in a clean process.")
-    return told + [EDITED] * any(module.edited for module in found)
-
-
-def achievements(course: Course) -> str:
-    """Return a sentence on how often the learner's code communicates, and how many bugs they've fixed."""
-    written = load(course)
-    text = "\n".join(piece for one in written.values() for piece in (*one.passage.helpers, *one.passage.code))
-    titles: dict[str, str] = {}
-    for files in all_chapters(course).values():
-        titles |= exercises_of(read_notebook(files.reference))
-    fixed = sum(titles.get(exercise, "").startswith("Fix") for exercise in written)
-    return (
-        f"Your code sends messages or enters collectives in {count(len(MESSAGE.findall(text)), 'place')}, and you've "
-        f"fixed {count(fixed, 'bug')} that weren't yours."
-    )
+    if late := waiting(course, found):
+        told.append(
+            f"{', '.join(late)} passed, but will be here once the earlier answers that they use have passed, too."
+        )
+    return told + [EDITED] * bool(edited(course))
 
 
 @dataclass(frozen=True)
@@ -118,14 +95,13 @@ def page(course: Course, since: int | None = None) -> LibraryPage:
     found = modules(course)
     if not found:
         return LibraryPage("Your library", [], [EMPTY])
-    rows = []
+    rows, changed = [], edited(course)
     for module in found:
-        written = ", ".join(f"{exercise}{'?' * (exercise in module.shown)}" for exercise in module.written)
+        written = ", ".join(module.answers) + " (edited since)" * (module.name in changed)
         lacking = ", ".join(f"{' '.join(names)} ({exercise})" for exercise, names in module.borrowed.items())
-        rows.append((module.name, str(module.lines), written + " (edited since)" * module.edited, lacking))
-    lines, count = sum(module.lines for module in found), sum(len(module.written) for module in found)
-    exercises = "1 exercise" if count == 1 else f"{count} exercises"
-    title = f"{lines} lines of your own from {exercises}, in {course.folder / PACKAGE}."
+        rows.append((module.name, str(module.lines), written, lacking))
+    lines, exercises = sum(module.lines for module in found), sum(len(module.answers) for module in found)
+    title = f"{lines} lines of your own from {count(exercises, 'exercise')}, in {course.folder / PACKAGE}."
     return LibraryPage(title, rows, notes(course, found, since))
 
 

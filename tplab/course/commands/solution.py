@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tplab.course.commands.confirm import agreed
 from tplab.course.commands.exercise_status import find_exercise, next_exercise
-from tplab.course.commands.saved_outputs import results
+from tplab.course.commands.state import results
 from tplab.course.feedback import hints
 from tplab.course.grade.check_notebook import exercises_of
 from tplab.course.grade.terminal import reflow

@@ -3,8 +3,8 @@
 tplab start               makes them in the folder my_course
 tplab start FOLDER        makes them anywhere else
 
-In the repository, `tplab lab` does this, too. If you worked in the repository's chapters/ before, your work moves over,
-and kept/ gets a copy of each file.
+In the repository, `tplab lab` does this, too. If you worked in the repository's chapters/ before, your notebooks move
+over, and kept/ gets a copy of each.
 """
 
 import argparse

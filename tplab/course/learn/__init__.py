@@ -9,6 +9,5 @@ passages          extract an answer, with the imports and helpers that it uses, 
 library           the answers that passed, which grow into the package my_tp with each exercise
 my_tp             write the text of the package's files
 given_code        copy the course's code that the package needs
-borrow            lend the package the course's solution in place of an answer that isn't written yet
 from_page         add an answer to the library as soon as it passes in JupyterLab
 """

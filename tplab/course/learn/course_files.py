@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
-from tplab.course.notebooks.numbering import (
-    EXERCISE,
-    argument,
-    chapter_files,
-    chapter_of,
-    is_chapter,
-    number_of,
-    prefix,
-)
+from tplab.course.notebooks.numbering import argument, chapter_files, is_chapter, number_of, prefix
 from tplab.course.notebooks.reference import MATERIAL
 
 MEMORY = ".tplab"  # the folder inside the learner's folder where commands store their data
@@ -76,7 +68,7 @@ class ChapterFiles:
 
     @property
     def learner(self) -> Path:
-        """The learner's notebook, even if they have renamed it."""
+        """The learner's notebook, even if they, or the course, have renamed it."""
         path = self.course.folder / f"{self.stem}.ipynb"
         return path if path.exists() else _renamed(self) or path
 
@@ -96,19 +88,17 @@ def _renamed(files: ChapterFiles) -> Path | None:
     if not is_chapter(files.stem):
         return None  # the page with the table of contents has no exercises to recognize it by
     known = {path.name for path in (files.course.material / "solutions").glob("*.ipynb")}
-    for path in sorted(files.course.folder.glob("*.ipynb")):
-        if path.name not in known and _chapter_in(path) == prefix(files.number):
-            return path
-    return None
+    others = (path for path in sorted(files.course.folder.glob("*.ipynb")) if path.name not in known)
+    return next((path for path in others if _first_exercise(path).partition(".")[0] == prefix(files.number)), None)
 
 
-def _chapter_in(path: Path) -> str:
-    """Return the number of the chapter that a notebook's exercise cells belong to, as text, or "" if it has none."""
+def _first_exercise(path: Path) -> str:
+    """Return the number of a notebook's first exercise, or "" if it has none or can't be read."""
     try:
         cells = read_notebook(path)
     except Unreadable:
         return ""
-    return next((str(cell.marks["exercise"]).partition(".")[0] for cell in cells if "exercise" in cell.marks), "")
+    return next((str(cell.marks["exercise"]) for cell in cells if "exercise" in cell.marks), "")
 
 
 def is_started(folder: Path) -> bool:
@@ -177,17 +167,3 @@ def chapter(course: Course, number: int) -> ChapterFiles:
     if number not in known:
         raise Misuse(f"There is no chapter {argument(number)}. There are: {', '.join(map(argument, known)) or 'none'}.")
     return known[number]
-
-
-def chapter_of_exercise(course: Course, exercise: str, example: str) -> ChapterFiles:
-    """Return the files of the chapter that an exercise is in. Raises Misuse if there is no such chapter.
-
-    If `exercise` isn't even a number like 4.2, the message shows `example`, which is a correct command.
-    """
-    if not re.fullmatch(EXERCISE, exercise):
-        raise Misuse(f"There is no exercise {exercise} here. Write it like this: {example}")
-    return chapter(course, chapter_of(exercise))
-
-
-def no_such_exercise(exercise: str, files: ChapterFiles, there: list[str]) -> Misuse:
-    return Misuse(f"There is no exercise {exercise} in chapter {files.stem}. There are: {', '.join(there)}.")

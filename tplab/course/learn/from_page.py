@@ -2,8 +2,7 @@
 
 The kernel knows the cells that it has run. When a check passes, we take the cell that last defined the answer, along
 with the imports and helpers that it uses from other cells, just as `tplab check` takes them from the saved notebook. We
-only do this if the answer that was checked is the one in that cell. `library.Written.how` says whether an answer was
-checked in the notebook or by `tplab check`.
+only do this if the answer that was checked is the one in that cell.
 """
 
 import inspect
@@ -71,7 +70,7 @@ def _after_cell(result: Any) -> None:
         passage = passage_of(
             verdict.exercise, _course, list(shell.history_manager.input_hist_raw), result.info.raw_cell, shell.user_ns
         )
-        library.add(_course, {verdict.exercise: passage}, how="in the notebook")
+        library.add(_course, {verdict.exercise: passage})
     except (CannotTake, OSError, SyntaxError) as error:
         text = str(error) if isinstance(error, NotPlain) else NOT_TAKEN.format(number=verdict.exercise)
         if isinstance(error, OSError):

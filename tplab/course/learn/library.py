@@ -3,29 +3,34 @@
     my_tp/linear.py     chapter 04: ColumnParallelLinear and RowParallelLinear, as the learner wrote them
     train.py            trains a GPT with the package, even on machines without tplab
 
-Each module contains the answers to the exercises of one chapter (my_tp.py writes their text). If an answer uses another
-one that isn't written yet, the library borrows that one from the course. The files are generated from
+Each module contains the answers to the exercises of one chapter (my_tp.py writes their text). If an answer uses one of
+an earlier chapter that isn't written yet, the library borrows that one from tplab. The files are generated from
 `.tplab/library.json`. If the learner has edited one by hand, it's copied to kept/ before it's generated again.
 """
 
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
-from dataclasses import replace as replace_field
 from pathlib import Path
 
 from tplab.common.files import locked, replace
 from tplab.course.grade.answers import merge
 from tplab.course.learn.course_files import Course
 from tplab.course.learn.given_code import PACKAGE, TEMPLATES
-from tplab.course.learn.moved_answers import renamed
-from tplab.course.learn.my_tp import borrowed, chapters_of, files, in_order, is_enough_to_train, module_name
+from tplab.course.learn.my_tp import (
+    Module,
+    chapters_of,
+    files,
+    is_enough_to_train,
+    module_name,
+    modules_of,
+)
 from tplab.course.learn.passages import NotPlain, Passage, extract_from
 from tplab.course.learn.pristine import keep
 from tplab.course.notebooks.cells import Cell
-from tplab.course.notebooks.numbering import chapter_of
+from tplab.course.notebooks.numbering import chapter_of, place
 
 STORE = "library.json"
 HASHES = "library_files.json"
@@ -34,42 +39,17 @@ SCRIPT = "train.py"
 
 @dataclass(frozen=True)
 class Written:
-    """A passed answer, with its code, the time when it passed, and how it was checked.
-
-    passage:  the code of the answer, with the imports and helpers that it uses
-    how:      "tplab check", or "in the notebook" if only the notebook's own check has passed
-    """
+    """A passed answer: its code, with the imports and helpers that it uses, and the time when it passed."""
 
     passage: Passage
     passed: str
-    how: str = "tplab check"
-
-
-@dataclass(frozen=True)
-class Module:
-    """A module of the library, as `tplab mine` shows it.
-
-    lines:     how many lines of the learner's code it has, not counting blank lines
-    written:   the exercises whose answers are in it
-    shown:     those of them that have passed the notebook's own check but not `tplab check`
-    borrowed:  exercise -> the names that the module borrows from the course's solution to that exercise
-    edited:    whether the file was edited since it was generated, so that its code may not be what was checked
-    """
-
-    name: str
-    chapter: int
-    lines: int
-    written: list[str]
-    shown: list[str]
-    borrowed: dict[str, list[str]]
-    edited: bool
 
 
 def load(course: Course) -> dict[str, Written]:
     """Return the passed answers by exercise. A missing or damaged store counts as empty until answers pass again."""
     try:
         stored = json.loads((course.memory / STORE).read_text(encoding="utf-8"))["exercises"]
-        return {number: Written(**raw | {"passage": Passage(**raw["passage"])}) for number, raw in stored.items()}
+        return {number: Written(Passage(**raw["passage"]), raw["passed"]) for number, raw in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
@@ -95,45 +75,57 @@ def add_passed(
     return add(course, passages), refused
 
 
-def add(course: Course, passages: dict[str, Passage], how: str = "tplab check") -> list[str]:
-    """Add passed answers to the library, and return the exercises whose answers are new or have changed.
+def add(course: Course, passages: dict[str, Passage]) -> list[str]:
+    """Add passed answers to the library, and return the exercises whose answers are new or have changed in it.
 
-    Raises OSError if the library can't be written.
+    An answer that uses one of the same chapter waits until that one has passed. Raises OSError if the library can't be
+    written.
     """
     now = time.strftime("%Y-%m-%d %H:%M")
-    changed = []
     with locked(course.memory / "library.lock"):
         written = load(course)
         if not written:  # the package may have the only copy of answers, so its files count as edited by hand
             (course.memory / HASHES).unlink(missing_ok=True)
-        before = dict(written)
-        for number, passage in passages.items():
-            if number not in written or written[number].passage != passage:
-                written[number] = Written(passage, now, how)
-                changed.append(number)
-            elif how == "tplab check":
-                written[number] = replace_field(written[number], how=how)
-        if written != before:
-            _store(course, written)
-        write(course, written)
-    return changed
+        new = {
+            number: Written(passage, now)
+            for number, passage in passages.items()
+            if number not in written or written[number].passage != passage
+        }
+        if new:
+            _store(course, written | new)
+        package = write(course, written | new)
+    return [exercise for module in package for exercise in module.answers if exercise in new]
+
+
+def forget(course: Course, exercises: Collection[str]) -> list[int]:
+    """Take the answers to exercises that now ask for something else out of the library, with their whole chapters.
+
+    The other answers of these chapters may use them. The files stay as they are until an answer passes again. Returns
+    the numbers of the chapters. Raises OSError if the library can't be written.
+    """
+    with locked(course.memory / "library.lock"):
+        written = load(course)
+        chapters = chapters_of(written.keys() & {*exercises})
+        if chapters:
+            _store(course, {number: one for number, one in written.items() if chapter_of(number) not in chapters})
+    return chapters
 
 
 def _store(course: Course, written: dict[str, Written]) -> None:
-    stored = {number: asdict(written[number]) for number in in_order(written)}
+    stored = {number: asdict(written[number]) for number in sorted(written, key=place)}
     replace(course.memory / STORE, json.dumps({"exercises": stored}, indent=1).encode())
 
 
-def write(course: Course, written: dict[str, Written]) -> None:
-    """Write the files of the package. If one was edited by hand, copy it to kept/ first.
+def write(course: Course, written: dict[str, Written]) -> list[Module]:
+    """Write the files of the package, and return its modules. If a file was edited by hand, copy it to kept/ first.
 
     As soon as the package has everything that train.py needs, train.py is written, too. After that, the file belongs to
     the learner. Raises OSError if a file can't be written.
     """
     folder = course.folder / PACKAGE
     folder.mkdir(exist_ok=True)
-    passages = {number: one.passage for number, one in written.items()}
-    texts = files(course, passages, {number: one.passed for number, one in written.items()})
+    package = modules_of(course, {number: one.passage for number, one in written.items()})
+    texts = files(course, package, {number: one.passed for number, one in written.items()})
     ours = _hashes(course)
     for name, text in texts.items():
         path, data = folder / name, text.encode()
@@ -147,52 +139,9 @@ def write(course: Course, written: dict[str, Written]) -> None:
         ours[name] = _hash(data)
         replace(course.memory / HASHES, json.dumps(ours).encode())
     script = course.folder / SCRIPT
-    if not script.exists() and is_enough_to_train(course, passages):
+    if not script.exists() and is_enough_to_train(package):
         replace(script, (TEMPLATES / SCRIPT).read_bytes())
-
-
-def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str]) -> None:
-    """Move the answers to exercises that have a different number now. Raises OSError if the library can't be written.
-
-    moved:    old number -> new number. In these answers, functions that the course has renamed get their new names
-    changed:  numbers that now belong to different tasks. Their answers are removed unless they're in `moved`. If an
-              answer of the same chapter that stays uses one of them, it becomes part of that one's helpers
-    """
-    with locked(course.memory / "library.lock"):
-        written = load(course)
-        stays = {number for number in written if number in moved or number not in changed}
-        kept = {}
-        for number in in_order(stays):
-            removed = [
-                written[other].passage
-                for other in in_order(written.keys() - stays)
-                if chapter_of(other) == chapter_of(number)
-            ]
-            passage = _with_helpers(written[number].passage, removed)
-            if number in moved:
-                passage = Passage(**{field: list(map(renamed, texts)) for field, texts in asdict(passage).items()})
-            kept[moved.get(number, number)] = replace_field(written[number], passage=passage)
-        if kept != written:
-            _store(course, kept)
-            write(course, kept)
-
-
-def _with_helpers(passage: Passage, removed: list[Passage]) -> Passage:
-    """Return an answer with the removed answers that it uses, directly or indirectly, among its helpers."""
-    used = next((each for each in removed if each.names & passage.used), None)
-    if used is None:
-        return passage
-    imports, helpers = sorted({*passage.imports, *used.imports}), [*used.helpers, *used.code]
-    more = Passage(imports, list(dict.fromkeys([*helpers, *passage.helpers])), passage.code)
-    return _with_helpers(more, [each for each in removed if each is not used])
-
-
-def restore(course: Course) -> None:
-    """Write the package again if one of its modules was deleted. Raises OSError if it can't be written."""
-    with locked(course.memory / "library.lock"):
-        written = load(course)
-        if any(not path_of(course, exercise).exists() for exercise in written):
-            write(course, written)
+    return package
 
 
 def _hashes(course: Course) -> dict[str, str]:
@@ -210,26 +159,20 @@ def _hash(data: bytes) -> str:
 
 def modules(course: Course) -> list[Module]:
     """Return the modules of the library that contain the learner's answers, in the order of the chapters."""
-    written, ours = load(course), _hashes(course)
-    passages = {number: one.passage for number, one in written.items()}
-    found = []
-    for number in chapters_of(written):
-        name = module_name(number)
-        path = course.folder / PACKAGE / name
-        mine = [exercise for exercise in in_order(written) if chapter_of(exercise) == number]
-        texts = [text for exercise in mine for text in (*passages[exercise].helpers, *passages[exercise].code)]
-        found.append(
-            Module(
-                name=name,
-                chapter=number,
-                lines=sum(bool(line.strip()) for text in texts for line in text.split("\n")),
-                written=mine,
-                shown=[exercise for exercise in mine if written[exercise].how != "tplab check"],
-                borrowed=borrowed(course, number, passages),
-                edited=path.exists() and _hash(path.read_bytes()) != ours.get(name),
-            )
-        )
-    return found
+    return modules_of(course, {number: one.passage for number, one in load(course).items()})
+
+
+def waiting(course: Course, modules: Iterable[Module]) -> list[str]:
+    """Return the exercises whose answers have passed, but use an answer of the same chapter that hasn't."""
+    there = {exercise for module in modules for exercise in module.answers}
+    return sorted(load(course).keys() - there, key=place)
+
+
+def edited(course: Course) -> list[str]:
+    """Return the names of the modules that were edited since they were written, so they may not be what was checked."""
+    ours, folder = _hashes(course), course.folder / PACKAGE
+    paths = (folder / module_name(number) for number in chapters_of(load(course)))
+    return [path.name for path in paths if path.exists() and _hash(path.read_bytes()) != ours.get(path.name)]
 
 
 def path_of(course: Course, exercise: str) -> Path:

@@ -6,28 +6,20 @@ new exercise, in place of its own definitions. RENAMED lists the functions that 
 defines one is carried over under the new name. REWORDED lists the functions of which the course has renamed an
 argument, or of which it doesn't pass an optional one anymore. Their answers stay as they are. If the learner has
 written something in the new exercise already, the old answer goes into a cell above it.
-
-Before any answer moves, the plan is written to `.tplab/moving.json`, so that an update that was killed can finish the
-next time.
-
-    {"S.2": {"was": ["2.2"], "whole": true, "source": "def column_product(x, a_shard): ..."}}
 """
 
 import ast
-import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from tplab.common.files import replace
 from tplab.course.grade.answers import is_stub, names_in
-from tplab.course.learn.course_files import ChapterFiles, Course
-from tplab.course.learn.update_notebook import as_text, put_answer
-from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells, read_notebook
+from tplab.course.learn.course_files import ChapterFiles
+from tplab.course.learn.update_notebook import put_answer
+from tplab.course.notebooks.cells import Cell, Unreadable, parse_cells, read_notebook
 from tplab.course.notebooks.numbering import place
 from tplab.course.notebooks.source import DEFINITIONS, parse_code
 
-PLAN = "moving.json"
 RENAMED = {
     "init_from_master": "init_shard",
     "one_f_one_b": "schedule",
@@ -46,16 +38,10 @@ Asked = dict[str, dict[str, str]]  # exercise -> {name that it asks for: that na
 
 @dataclass
 class Move:
-    """What an exercise of the new version gets from the learner's answers.
-
-    source:  its new cell, with the learner's cells filled in
-    was:     the numbers that these answers had before
-    whole:   whether the learner has written everything that the exercise asks for now
-    """
+    """The new cell of an exercise, with the learner's cells filled in, and the numbers that these had before."""
 
     source: str
     was: list[str]
-    whole: bool
 
 
 @dataclass
@@ -72,12 +58,16 @@ class Moves:
     filled: dict[str, Move]
     carried: set[str]
 
+    def go_to(self, blank: dict) -> bool:
+        """Return whether a new blank chapter gets some of the answers."""
+        return not self.filled.keys().isdisjoint(_exercises(parse_cells(blank)))
 
-def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]) -> Moves:
-    """Find, store and return the answers that have to move, including what an earlier, unfinished update left behind.
+
+def plan(pages: Iterable[ChapterFiles], blanks: Iterable[dict]) -> Moves:
+    """Find the answers that have to move.
 
     pages:  the pages that the learner had before the update
-    blanks: the new blank chapters, by file name without the suffix
+    blanks: the new blank chapters, as JSON
     """
     old: Asked = {}
     unreadable = False
@@ -89,7 +79,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
         except Unreadable:
             unreadable = True  # the update reports this
             continue
-        old |= _asked(base)
+        old |= {number: _definitions(stub) for number, stub in _exercises(base).items()}
         for cell in mine:
             number = str(cell.marks.get("exercise", ""))
             if number in old and not is_stub(cell.source, number):
@@ -99,12 +89,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
                     for name, as_ in old[number].items()
                     if name in there
                 }
-    stubs = {
-        str(cell.marks["exercise"]): cell.source
-        for text in blanks.values()
-        for cell in parse_cells(json.loads(text))
-        if "exercise" in cell.marks
-    }
+    stubs = {number: stub for blank in blanks for number, stub in _exercises(parse_cells(blank)).items()}
     new: Asked = {number: _definitions(stub) for number, stub in stubs.items()}
     changed = {number for number in old if old[number] != new.get(number)}
     found = Moves(changed, {}, set())
@@ -116,35 +101,23 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
             sources = list(dict.fromkeys(source for _, _, source in sorted(moved, key=lambda one: place(one[1]))))
             found.carried |= set() if unreadable else {*sources}
             text = _filled(stubs[number], {name for name, _, _ in moved}, list(map(renamed, sources)))
-            found.filled[number] = Move(text, was, len(moved) == len(wanted))
-    found.filled = _left_behind(course) | found.filled
-    _store(course, found.filled)
+            found.filled[number] = Move(text, was)
     return found
 
 
-def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list[str]:
-    """Put the moved answers into the exercises that they answer now, and return sentences about them."""
-    told = []
-    left = dict(moves.filled)
-    for page in pages:
-        try:
-            notebook = load_notebook(page.learner)
-            stubs = {cell.marks.get("exercise"): cell.source for cell in read_notebook(page.base)}
-        except Unreadable:
-            continue
-        before = as_text(notebook)
-        filled = [
-            number
-            for number, move in moves.filled.items()
-            if number in stubs and put_answer(notebook, number, move.source, stubs[number])
-        ]
-        if as_text(notebook) != before:
-            replace(page.learner, as_text(notebook).encode())
-        for number in filled:
-            left.pop(number, None)
-            told.append(_where_it_is(moves.filled[number].was, number, page.learner.name))
-    _store(course, left)
-    return told
+def fill_in(notebook: dict, blank: dict, moves: Moves, file: str) -> list[str]:
+    """Put the moved answers into the exercises of a notebook, in place, and return sentences about them.
+
+    blank: the same page as the course made it
+    file:  the notebook's name
+    """
+    stubs = _exercises(parse_cells(blank))
+    filled = {
+        number: move.was
+        for number, move in moves.filled.items()
+        if number in stubs and put_answer(notebook, number, move.source, stubs[number])
+    }
+    return [_where_it_is(was, number, file) for number, was in filled.items()]
 
 
 def _where_it_is(was: list[str], number: str, file: str) -> str:
@@ -161,8 +134,8 @@ def renamed(source: str) -> str:
     return source
 
 
-def _asked(cells: list) -> Asked:
-    return {str(cell.marks["exercise"]): _definitions(cell.source) for cell in cells if "exercise" in cell.marks}
+def _exercises(cells: list[Cell]) -> dict[str, str]:
+    return {str(cell.marks["exercise"]): cell.source for cell in cells if "exercise" in cell.marks}
 
 
 def _definitions(source: str) -> dict[str, str]:
@@ -173,24 +146,6 @@ def _definitions(source: str) -> dict[str, str]:
         if isinstance(node, DEFINITIONS)
     }
     return {name: REWORDED.get(asked, asked) for name, asked in found.items()}
-
-
-def _left_behind(course: Course) -> dict[str, Move]:
-    """Return what an earlier update planned but didn't finish."""
-    try:
-        stored = json.loads((course.memory / PLAN).read_text(encoding="utf-8"))
-        return {number: Move(str(raw["source"]), list(raw["was"]), raw["whole"]) for number, raw in stored.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _store(course: Course, filled: dict[str, Move]) -> None:
-    path = course.memory / PLAN
-    if filled:
-        stored = {number: asdict(move) for number, move in filled.items()}
-        replace(path, json.dumps(stored, indent=1).encode())
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _filled(stub: str, names: set[str], sources: list[str]) -> str:

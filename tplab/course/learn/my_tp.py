@@ -6,19 +6,19 @@
     given/tensor_sharding.py      given: the course's code that the answers use (see given_code.py)
 
 If a later chapter imports from tplab what the learner wrote in an earlier one, the package uses the learner's answer
-instead. An answer that hasn't passed yet is borrowed, which means that its name still comes from the course. So the
-package needs tplab until every answer that it uses is written.
+instead. An answer that hasn't passed yet is borrowed, which means that its name still comes from tplab. So the package
+needs tplab until every answer that it uses is written.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tplab.course.learn.course_files import Course, all_chapters, chapter
+from tplab.course.learn.course_files import Course, chapter
 from tplab.course.learn.given_code import GIVEN, PACKAGE, CannotCopy, Part, copies, find_part
 from tplab.course.learn.passages import Passage, joined_imports
 from tplab.course.notebooks.cells import read_notebook
-from tplab.course.notebooks.numbering import START_NUMBER, chapter_of, place
+from tplab.course.notebooks.numbering import START_NUMBER, chapter_of, heading
 from tplab.course.notebooks.source import passed_names
 
 MODULES = (  # by chapter number. The modules of chapters that a teacher adds are named by their number
@@ -49,19 +49,14 @@ ADAPTERS = ("operators", "blocks")
 # What `python -m my_tp` can run -> the exercises whose answers it needs, and the description that the learner sees
 DEMOS = {
     "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
-    "attention": (("6.2",), "does the same with your attention"),
     "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
-    "embedding": (("7.3", "7.4"), "looks up tokens, and scores them with the same table"),
-    "loss": (("8.3",), "computes the loss for GPT-2's vocabulary on two processes, and compares it with plain PyTorch"),
+    "loss": (("8.3", "7.3", "7.4"), "looks tokens up in your table, scores them, and compares the loss"),
     "dropout": (
         ("9.2", "9.3", "9.4", "9.5"),
         "trains your block with dropout and activation checkpointing on two processes",
     ),
     "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
-    "sequence": (("12.1",), "tells how much your block saves for the backward pass on one, two, and four processes"),
-    "replicas": (("14.1", "14.2"), "trains two replicas that learn as one, and compares them with a single model"),
-    "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages with your schedule"),
-    "cost": (("11.3", "11.4"), "says how busy a layer keeps 2, 4 and 8 H100s (or `--gpu a100`, `--gpu b200`)"),
+    "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages, and compares it with the full model"),
 }
 
 # The exercises that a GPT is made of (chapter 15), and the one behind each block of its poster
@@ -80,17 +75,29 @@ _TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py impo
 
 
 @dataclass(frozen=True)
-class _Imports:
-    """The imports of a chapter's module.
+class Module:
+    """What a chapter's module contains.
 
-    texts:     import statements that import one name each
+    answers:   exercise -> its answer, in order
+    imports:   import statements that import one name each
     parts:     the parts of the given code and of the adapters that it imports
-    borrowed:  exercise of an earlier chapter that isn't written yet -> the names that the module needs from it
+    borrowed:  exercise of an earlier chapter that isn't written yet -> the names that come from tplab instead
     """
 
-    texts: set[str]
-    parts: list[Part]
-    borrowed: dict[str, list[str]]
+    chapter: int
+    answers: dict[str, Passage]
+    imports: set[str] = field(default_factory=set)
+    parts: list[Part] = field(default_factory=list)
+    borrowed: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return module_name(self.chapter)
+
+    @property
+    def lines(self) -> int:
+        """How many lines of the learner's code it has, not counting blank lines."""
+        return sum(passage.lines for passage in self.answers.values())
 
 
 def module_name(chapter: int) -> str:
@@ -98,10 +105,6 @@ def module_name(chapter: int) -> str:
     if chapter == START_NUMBER:
         return "matmul.py"
     return f"{MODULES[chapter] if chapter < len(MODULES) else f'chapter_{chapter:02d}'}.py"
-
-
-def in_order(exercises: Iterable[str]) -> list[str]:
-    return sorted(exercises, key=place)
 
 
 def chapters_of(exercises: Iterable[str]) -> list[int]:
@@ -114,104 +117,92 @@ def names_of(course: Course, number: int) -> dict[str, list[str]]:
     return {cell.marks["check"]: passed_names(cell.source) for cell in cells if "check" in cell.marks}
 
 
-def files(course: Course, written: Mapping[str, Passage], dates: Mapping[str, str]) -> dict[str, str]:
+def files(course: Course, modules: Sequence[Module], dates: Mapping[str, str]) -> dict[str, str]:
     """Return the text of each file in the package, as {"linear.py": ..., "given/tensor_sharding.py": ...}.
 
-    written:  the passed answers by exercise
-    dates:    when each of them passed
+    modules:  see `modules_of`
+    dates:    when each answer passed, by exercise
     """
-    parts = list(GIVEN_FOR_TRAINING) if is_enough_to_train(course, written) else []
-    runs = [name for name in DEMOS if written.keys() >= {*DEMOS[name][0]}]
-    parts += [Part(f"{PACKAGE}.demo", name) for name in [*runs, *(["main"] if runs else [])]]
-    texts = {"__main__.py": "from .demo import main\n\nmain()\n"} if runs else {}
-    for number in chapters_of(written):
-        imports = _imports_of(number, written)
-        parts += imports.parts
-        texts[module_name(number)] = _module_text(number, course, written, dates, imports.texts)
+    parts = [part for module in modules for part in module.parts]
+    parts += GIVEN_FOR_TRAINING if is_enough_to_train(modules) else ()
+    texts = {module.name: _module_text(course, module, dates) for module in modules}
+    there = {exercise for module in modules for exercise in module.answers}
+    if runs := [name for name, (needed, _) in DEMOS.items() if there >= {*needed}]:
+        parts += [Part(f"{PACKAGE}.demo", name) for name in (*runs, "main")]
+        texts["__main__.py"] = "from .demo import main\n\nmain()\n"
     given = copies(parts)
     if any(name.startswith(GIVEN) for name in given):
         given[f"{GIVEN}/__init__.py"] = (
             '"""What the course gave me: the code that my answers use and that I did not write."""\n'
         )
-    return {**texts, **given, "__init__.py": _package_text(written, given)}
+    return {**texts, **given, "__init__.py": _package_text(modules, given)}
 
 
-def borrowed(course: Course, number: int, written: Mapping[str, Passage]) -> dict[str, list[str]]:
-    """Return the exercises that a chapter's passed answers use but that haven't passed, and the names it uses."""
-    lacking = _imports_of(number, written).borrowed
-    return {exercise: lacking[exercise] for exercise in in_order(lacking)} | _of_same_chapter(course, number, written)
-
-
-def is_enough_to_train(course: Course, written: Mapping[str, Passage]) -> bool:
+def is_enough_to_train(modules: Iterable[Module]) -> bool:
     """Return whether train.py can run, because everything that it imports is written and borrows nothing."""
-    if not written.keys() >= {*FOR_TRAINING}:
-        return False
-    return not any(borrowed(course, number, written) for number in chapters_of(written) if number in _TRAINS)
+    needed = [module for module in modules if module.chapter in _TRAINS]
+    there = {exercise for module in needed for exercise in module.answers}
+    return there >= {*FOR_TRAINING} and not any(module.borrowed for module in needed)
 
 
-def _imports_of(number: int, written: Mapping[str, Passage]) -> _Imports:
-    """Return the imports of a chapter's module, with earlier answers in place of what it imports from tplab."""
-    found = _Imports(set(), [], {})
-    given = [text for exercise in written if chapter_of(exercise) == number for text in written[exercise].imports]
-    for text in given:
-        module, _, bound = text.removeprefix("from ").partition(" import ")
-        name, _, alias = bound.partition(" as ")
-        exercise, place = REPLACED.get(name, ("", ""))
-        part = None
-        if not text.startswith(("from tplab", "import tplab")):
-            pass
-        elif exercise and chapter_of(exercise) <= number and (not place or chapter_of(exercise) < number):
-            if exercise not in written:
-                found.borrowed[exercise] = list(dict.fromkeys([*found.borrowed.get(exercise, []), name]))
-            elif place in ADAPTERS:
-                part = Part(f"{PACKAGE}.{place}", name)
+def modules_of(course: Course, written: Mapping[str, Passage]) -> list[Module]:
+    """Return the modules of the chapters that have passed answers, in order.
+
+    An answer that uses one of the same chapter waits until that one has passed.
+    """
+    modules, there = [], set[str]()
+    for number in chapters_of(written):
+        module, missing = Module(number, {}), set[str]()
+        for exercise, names in names_of(course, number).items():
+            if exercise in written and not written[exercise].used & missing:
+                module.answers[exercise] = written[exercise]
             else:
-                text = f"from .{place} import {bound}"
+                missing |= {*names}
+        there |= module.answers.keys()
+        for text in sorted({text for passage in module.answers.values() for text in passage.imports}):
+            _import(text, module, there)
+        modules += [module] if module.answers else []
+    return modules
+
+
+def _import(text: str, module: Module, there: Collection[str]) -> None:
+    """Add an import to a module. Answers that are there and copies take the place of what it imports from tplab."""
+    home, _, bound = text.removeprefix("from ").partition(" import ")
+    name, _, alias = bound.partition(" as ")
+    exercise, place = REPLACED.get(name, ("", ""))
+    part = None
+    if not text.startswith(("from tplab", "import tplab")):
+        pass
+    elif exercise and chapter_of(exercise) <= module.chapter and (not place or chapter_of(exercise) < module.chapter):
+        if exercise not in there:
+            module.borrowed.setdefault(exercise, []).append(name)
+        elif place in ADAPTERS:
+            part = Part(f"{PACKAGE}.{place}", name)
         else:
-            with suppress(CannotCopy):  # then it's imported from tplab
-                copies([find_part(module, name)])
-                part = find_part(module, name)
-        found.texts.add(part.imported(name=alias) if part else text)
-        found.parts.extend([part] if part else [])
-    return found
+            text = f"from .{place} import {bound}"
+    else:
+        with suppress(CannotCopy):  # then it's imported from tplab
+            copies([find_part(home, name)])
+            part = find_part(home, name)
+    module.imports.add(part.imported(name=alias) if part else text)
+    module.parts.extend([part] if part else [])
 
 
-def _of_same_chapter(course: Course, number: int, written: Mapping[str, Passage]) -> dict[str, list[str]]:
-    used = {name for exercise in written if chapter_of(exercise) == number for name in written[exercise].used}
-    found = {
-        exercise: [name for name in names if name in used]
-        for exercise, names in names_of(course, number).items()
-        if exercise not in written
-    }
-    return {exercise: names for exercise, names in found.items() if names}
-
-
-def _module_text(
-    number: int, course: Course, written: Mapping[str, Passage], dates: Mapping[str, str], imports: set[str]
-) -> str:
-    mine = {exercise: written[exercise] for exercise in in_order(written) if chapter_of(exercise) == number}
-    title = all_chapters(course)[number].title(read_notebook(chapter(course, number).reference))
-    lacking = _of_same_chapter(course, number, written)
-    if lacking:
-        imports = imports | {"from tplab.course.learn.borrow import borrow"}
-    chapter_name = "The start page" if number == START_NUMBER else f"Chapter {number:02d}"
-    heading = f'"""{chapter_name}, {title}: written by me, and checked on real ranks."""'
-    parts = ["\n\n".join(filter(None, [heading, joined_imports(imports)]))]
-    for exercise, names in lacking.items():
-        comment = f"# Borrowed from the course until exercise {exercise} passes"
-        parts.append("\n".join([comment, *(f'{name} = borrow("{exercise}", "{name}")' for name in names)]))
+def _module_text(course: Course, module: Module, dates: Mapping[str, str]) -> str:
+    page = chapter(course, module.chapter)
+    title = f"{heading(module.chapter)}, {page.title(read_notebook(page.reference))}"
+    docstring = f'"""{title}: written by me, and checked on real ranks."""'
+    parts = ["\n\n".join(filter(None, [docstring, joined_imports(module.imports)]))]
     helpers: set[str] = set()
-    for exercise, passage in mine.items():
+    for exercise, passage in module.answers.items():
         parts += [helper for helper in passage.helpers if helper not in helpers]
         helpers |= {*passage.helpers}
         parts += [f"# Exercise {exercise}, passed on {dates[exercise]}", *passage.code]
     return "\n\n\n".join(parts) + "\n"
 
 
-def _package_text(written: Iterable[str], given: Iterable[str]) -> str:
+def _package_text(modules: Iterable[Module], given: Iterable[str]) -> str:
     lines = ['"""My own library for tensor parallelism, which grows with each exercise that I pass.', ""]
-    for number in chapters_of(written):
-        exercises = [exercise for exercise in in_order(written) if chapter_of(exercise) == number]
-        lines.append(f"{module_name(number).removesuffix('.py'):<15} exercises {', '.join(exercises)}")
+    lines += [f"{module.name.removesuffix('.py'):<15} exercises {', '.join(module.answers)}" for module in modules]
     others = sorted({name.removesuffix(".py").partition("/")[0] for name in given})
     return "\n".join([*lines, *(f"{name:<15} given by the course" for name in others), '"""', ""])

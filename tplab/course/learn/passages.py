@@ -11,7 +11,6 @@ go into a module.
 """
 
 import ast
-import itertools
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -43,9 +42,9 @@ class Passage:
     code: list[str] = field(default_factory=list)
 
     @property
-    def names(self) -> set[str]:
-        """The names that the answer defines."""
-        return {name for text in self.code for name in binds(text)}
+    def lines(self) -> int:
+        """How many lines of code it has, with its helpers, not counting blank lines."""
+        return sum(bool(line.strip()) for text in (*self.helpers, *self.code) for line in text.split("\n"))
 
     @property
     def used(self) -> set[str]:
@@ -243,26 +242,14 @@ def single_imports(node: ast.stmt) -> Iterator[str]:
 
 
 def joined_imports(texts: Iterable[str]) -> str:
-    """Join import statements that import one name each into blocks with one line per module.
+    """Join import statements that import one name each into one line per module, with those from the course last."""
 
-    The blocks are those from __future__, from other packages, from the package itself, and from the course.
-    """
+    def order(text: str) -> tuple[bool, bool, bool, str]:
+        of_the_course = text.startswith(("from tplab", "import tplab", "from ."))
+        return not text.startswith("from __future__"), of_the_course, text.startswith("from"), text
 
-    def block(text: str) -> int:
-        if text.startswith("from __future__"):
-            return 0
-        if text.startswith("from ."):
-            return 2
-        return 3 if text.startswith(("from tplab", "import tplab")) else 1
-
-    blocks = []
-    in_order = sorted(set(texts), key=lambda text: (block(text), text.startswith("from"), text))
-    for _, found in itertools.groupby(in_order, block):
-        names: dict[str, list[str]] = {}
-        for text in found:
-            module, _, name = text.partition(" import ")  # "from torch" and "nn", or "import math" and ""
-            names.setdefault(module, []).extend([name] if name else [])
-        blocks.append(
-            "\n".join(f"{module} import {', '.join(names[module])}" if names[module] else module for module in names)
-        )
-    return "\n\n".join(blocks)
+    names: dict[str, list[str]] = {}
+    for text in sorted(set(texts), key=order):
+        module, _, name = text.partition(" import ")  # "from torch" and "nn", or "import math" and ""
+        names.setdefault(module, []).extend([name] if name else [])
+    return "\n".join(f"{module} import {', '.join(found)}" if found else module for module, found in names.items())

@@ -5,15 +5,15 @@ learner's folder, and every file is replaced atomically. Running it again contin
 """
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import tplab
 from tplab.common.files import locked, replace
 from tplab.course.learn import library, moved_answers
-from tplab.course.learn.course_files import MARKER, MEMORY, ChapterFiles, Course, Misuse, all_chapters
+from tplab.course.learn.course_files import MARKER, ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.learn.pristine import KEPT, first_state, keep
 from tplab.course.learn.update_notebook import Changes, as_text, update_notebook
 from tplab.course.notebooks.cells import Unreadable, load_notebook
@@ -22,7 +22,7 @@ from tplab.course.notebooks.pictures import FOLDER as PICTURES
 from tplab.course.notebooks.reference import SHIPPED
 
 PAGES = ("how_close.md", "AGENTS.md")  # about rounding, and for the learner's AI assistant
-LEFTOVERS = (".ipynb_checkpoints", "__pycache__", KEPT, MEMORY)  # folders in chapters/ that don't move as a whole
+OTHERS = "Other files that you've put into chapters/ stay there. Move those that you need to your folder."
 
 
 @dataclass
@@ -70,8 +70,6 @@ def start(course: Course) -> Report:
             if not files.learner.exists():
                 _begin(files, blank)
                 report.new.append(files.learner.name)
-        if separate:
-            _move_the_rest(course, report)
         _bring_pictures(course)
         _bring_pages(course)
     return report
@@ -94,7 +92,7 @@ def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
         theirs, new = load_notebook(files.blank), json.loads(blank)
         if not files.learner.exists() or load_notebook(files.base)["cells"] == load_notebook(files.learner)["cells"]:
             _begin(files, blank, as_text(update_notebook(new, theirs, new)[0]).encode())
-            report.moved.append(f"Your work in {where} is in {files.learner.name} now.")
+            report.moved.append(f"Your work in {where} is in {files.learner.name} now. {OTHERS}")
         else:
             report.moved.append(
                 f"You worked in {where} and in {files.learner.name}, which stays as it is. Your work in {where} is "
@@ -103,22 +101,6 @@ def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
     except Unreadable as error:
         report.problems.append(f"Your work in {where} is kept as {KEPT}/{copy.name}. {error}")
     replace(files.blank, blank)
-
-
-def _move_the_rest(course: Course, report: Report) -> None:
-    """Move the learner's other files, and the data that commands stored, out of chapters/.
-
-    A file stays there if the learner's folder has a different one with this name.
-    """
-    shared = course.material / "chapters"
-    known = {PICTURES, *PAGES, *LEFTOVERS, *(path.name for path in (course.material / "solutions").glob("*.ipynb"))}
-    paths = [path for path in shared.iterdir() if path.name not in known]
-    for path in sorted([*paths, *(shared / KEPT).glob("*"), *(shared / MEMORY).glob("*.json")]):
-        target = course.folder / path.relative_to(shared)
-        if not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            shutil.move(path, target)
-            report.moved.append(f"chapters/{path.relative_to(shared)} is in your folder now.")
 
 
 def _bring_pictures(course: Course) -> None:
@@ -160,25 +142,37 @@ def update(course: Course) -> Report:
     report = start(course)
     with locked(course.memory / "start.lock"):
         blanks = {files.stem: blank_of(files) for files in pages(course)}
-        moves = moved_answers.plan(course, there, blanks)
-        for files in newer(course):
-            path, blank = files.learner, blank_of(files)
-            base = json.loads(files.base.read_bytes()) if files.base.exists() else None
-            try:
-                merged, changes = update_notebook(
-                    base, load_notebook(path), json.loads(blank), moves.changed, moves.carried
-                )
-            except Unreadable as error:
-                again = "" if files.stem == INDEX else f" To begin it anew: tplab reset {argument(files.number)}"
-                report.problems.append(f"{path.name} was left as it is. {error}{again}")
-                continue
-            if changes:
-                keep(path, path.read_bytes(), course.folder)
-                replace(path, as_text(merged).encode())
-                report.updated[path.name] = changes
-            files.base.parent.mkdir(exist_ok=True)
-            replace(files.base, blank)
-        report.moved += moved_answers.fill_in(course, pages(course), moves)
-        moved = {move.was[0]: number for number, move in moves.filled.items() if len(move.was) == 1 and move.whole}
-        library.renumber(course, moved, moves.changed)
+        moves = moved_answers.plan(there, map(json.loads, blanks.values()))
+        if chapters := library.forget(course, moves.changed):
+            numbers = " ".join(map(argument, chapters))
+            report.moved.append(f"Exercises have changed. To have your answers in your library: tplab check {numbers}")
+        # Pages that get answers from others come first. So if this is killed, no answer is only in kept/
+        for files in sorted(pages(course), key=lambda files: not moves.go_to(json.loads(blanks[files.stem]))):
+            _update_page(files, blanks[files.stem], moves, report)
     return report
+
+
+def _update_page(files: ChapterFiles, blank: bytes, moves: moved_answers.Moves, report: Report) -> None:
+    """Bring a new version of a chapter into the learner's notebook, and the answers that move there."""
+    path, new = files.learner, json.loads(blank)
+    before = files.base.read_bytes() if files.base.exists() else None
+    try:
+        mine = load_notebook(path)
+    except Unreadable as error:
+        if before != blank:
+            again = "" if files.stem == INDEX else f" To begin it anew: tplab reset {argument(files.number)}"
+            report.problems.append(f"{path.name} was left as it is. {error}{again}")
+        return
+    notebook = deepcopy(mine)
+    if before != blank:
+        base = json.loads(before) if before else None
+        notebook, changes = update_notebook(base, mine, new, moves.changed, moves.carried)
+        if notebook["cells"] != mine["cells"]:
+            keep(path, path.read_bytes(), files.course.folder)
+            report.updated[path.name] = changes
+    report.moved += moved_answers.fill_in(notebook, new, moves, path.name)
+    if notebook["cells"] != mine["cells"]:
+        replace(path, as_text(notebook).encode())
+    if before != blank:
+        files.base.parent.mkdir(exist_ok=True)
+        replace(files.base, blank)

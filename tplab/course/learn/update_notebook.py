@@ -42,9 +42,6 @@ class Changes:
     kept: list[str] = field(default_factory=list)  # numbers of exercises whose answer was kept
     new_task: list[str] = field(default_factory=list)  # those of them whose given lines the course changed
 
-    def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.removed or self.new_task)
-
     def __str__(self) -> str:
         """Return a line such as "2 cells changed, 1 added. Your answers to 4.1 and 4.2 are kept."."""
         counts = [
@@ -87,8 +84,7 @@ def update_notebook(
     versions, own = _sort(cells, before, after, successors, changes)
     predecessors = {later: before[earlier] for earlier, later in successors.items()}
     the_courses = {cell.id for cell in after}
-    carried_cells = [cell for cell in cells if "exercise" in cell.marks and cell.source in carried]
-    moved = {id(cell) for cell in carried_cells if not _own_tags(cell, before.get(cell.id))}
+    moved = {id(cell) for cell in cells if "exercise" in cell.marks and cell.source in carried}
     result: list[dict] = []
 
     def add_own(follows: str) -> None:
@@ -100,14 +96,13 @@ def update_notebook(
     for today, raw_today in zip(after, new["cells"], strict=True):
         old, version = predecessors.get(today.id), versions.get(today.id)
         chosen, beside = _choose(old, version, today, bool(base), other_task, changes)
-        added = _added_metadata(version, old or today) if version else {}
         if chosen is not None:
             contents = {} if chosen is today else _contents(raw[id(chosen)])
-            metadata = added | copy.deepcopy(today.metadata) | _tags([*_tags_of(today), *added.get("tags", [])])
-            result.append(copy.deepcopy(raw_today) | contents | {"metadata": metadata})
-        if beside is not None and id(beside) not in moved and (beside.source.strip() or _tags_of(beside)):
+            metadata = _look(version) | today.metadata if version else today.metadata
+            result.append(copy.deepcopy(raw_today | contents | {"metadata": metadata}))
+        if beside is not None and id(beside) not in moved and beside.source.strip():
             changes.beside.append(today.id)
-            result.append(_as_own(raw[id(beside)], added))
+            result.append(_as_own(raw[id(beside)]))
         add_own(today.id)
     _give_ids(result)
     merged = copy.deepcopy(mine) | {
@@ -116,40 +111,23 @@ def update_notebook(
     return merged | {"cells": result}, changes
 
 
-def _as_own(cell: dict, added: dict) -> dict:
+def _as_own(cell: dict) -> dict:
     """Return a copy of a chapter's cell that belongs to no exercise, so that it counts as one of the learner's own.
 
     It may use what the chapter no longer has. With the tag, it can fail without stopping the cells below it.
     """
-    tags = [*added.get("tags", []), *(["raises-exception"] if cell["cell_type"] == "code" else [])]
-    return copy.deepcopy(cell) | {"metadata": added | _tags(tags), "id": ""}
+    tags = {"tags": ["raises-exception"]} if cell["cell_type"] == "code" else {}
+    return copy.deepcopy(cell) | {"metadata": tags, "id": ""}
 
 
-def _added_metadata(mine: Cell, given: Cell) -> dict[str, Any]:
-    """Return what the learner added to a cell's metadata, such as tags, or that the cell is folded."""
-    added = {key: value for key, value in mine.metadata.items() if key != "tplab" and value != given.metadata.get(key)}
-    return copy.deepcopy({key: value for key, value in added.items() if key != "tags"} | _tags(_own_tags(mine, given)))
-
-
-def _own_tags(mine: Cell, given: Cell | None) -> list[str]:
-    """Return the tags that the learner added to a cell."""
-    return [tag for tag in _tags_of(mine) if given is None or tag not in _tags_of(given)]
-
-
-def _tags_of(cell: Cell) -> list[str]:
-    tags = cell.metadata.get("tags")
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-
-
-def _tags(tags: list[str]) -> dict[str, list[str]]:
-    return {"tags": list(dict.fromkeys(tags))} if tags else {}
+def _look(cell: Cell) -> dict[str, Any]:
+    """Return the metadata that isn't the course's, such as whether a learner has folded the cell."""
+    return {key: value for key, value in cell.metadata.items() if key not in ("tplab", "tags")}
 
 
 def _contents(cell: dict) -> dict:
     """Return what a learner may have changed in a cell of the chapter, apart from its metadata."""
-    return {
-        key: copy.deepcopy(cell[key]) for key in ("source", "outputs", "execution_count", "attachments") if key in cell
-    }
+    return {key: cell[key] for key in ("source", "outputs", "execution_count", "attachments") if key in cell}
 
 
 def _successors(before: list[Cell], after: list[Cell]) -> dict[str, str]:
@@ -197,9 +175,9 @@ def _sort(
     for cell, id, owner in zip(cells, ids, owners, strict=True):
         if owner and versions.get(owner) is cell:
             last = owner
-        elif id in before and id not in successors and _is_untouched(cell, before[id]):
+        elif id in before and id not in successors and _plain(cell) == _plain(before[id]):
             changes.removed.append(id)
-        elif cell.source.strip() or _tags_of(cell):
+        elif cell.source.strip():
             own.setdefault(last, []).append(cell)
     return versions, own
 
@@ -241,10 +219,6 @@ def _asks(prediction: Cell) -> dict[str, set[str]] | None:
         return predictions_in(prediction.source)
     except SyntaxError:
         return None
-
-
-def _is_untouched(mine: Cell, given: Cell) -> bool:
-    return _plain(mine) == _plain(given) and "tags" not in _added_metadata(mine, given)
 
 
 def _plain(cell: Cell) -> str:

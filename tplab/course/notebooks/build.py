@@ -34,15 +34,10 @@ COURSE = Path(__file__).parents[1]
 SHOWING = (  # modules whose wording appears in outputs
     "checks/failures", "checks/ledger", "checks/predictions", "feedback/tracebacks", "feedback/verdict",
 )  # fmt: skip
-SIZE_LIMIT = 1_000_000  # bytes; GitHub doesn't display larger notebooks
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-
-
-class BuildError(Exception):
-    """Raised when a notebook can't be written. The message says why."""
 
 
 def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
@@ -199,9 +194,6 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 def _write(path: Path, data: bytes, root: Path) -> str:
-    if len(data) > SIZE_LIMIT:
-        told = f"{path.name} would have {len(data):,} bytes, the limit is {SIZE_LIMIT:,}"
-        raise BuildError(f"{told}: draw a smaller picture or print less")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return _told(path, root)
@@ -245,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
                 written = build(chapter, options.root, force=options.force)
                 seconds = f"{time.monotonic() - started:.0f} s"
                 print("\n".join(f"wrote       {name} ({seconds})" for name in written) or f"up to date  {path.stem}")
-        except (SourceError, ExecutionError, BuildError) as error:
+        except (SourceError, ExecutionError) as error:
             print(f"refused     {path.name}: {error}", file=sys.stderr)
             failed = True
         sys.stdout.flush()

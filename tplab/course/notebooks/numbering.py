@@ -73,11 +73,6 @@ def argument(chapter: int) -> str:
     return START if chapter == START_NUMBER else str(chapter)
 
 
-def two_digits(chapter: int) -> str:
-    """Return the name of a chapter in lists of chapters: "04" or "start"."""
-    return START if chapter == START_NUMBER else f"{chapter:02d}"
-
-
 def heading(chapter: int) -> str:
     """Return the name of a chapter at the start of a sentence: "Chapter 4" or "The start page"."""
     return "The start page" if chapter == START_NUMBER else f"Chapter {chapter}"

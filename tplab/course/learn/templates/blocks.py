@@ -1,7 +1,7 @@
 """Given by the course: my blocks, adapted to the way the transformer of chapter 10 calls them.
 
 5.2, 6.2    My answers add their final bias themselves, but 10.3 wants to add it, so it gets zeros for the bias
-6.2         My answer has no attention dropout, no padding mask and no cache, and it reads only one text
+6.2         My answer has no attention dropout and no padding mask, and it reads only one text
 8.3         My answer computes in the dtype of the logits, so it gets them in float32 or wider
 12.3        My answer has a shorter name
 """
@@ -21,9 +21,7 @@ def with_zeros(y):
 class ParallelMLP(MyMLP):
     """x [.., h], replicated -> (y [.., h], replicated; zeros [h])"""
 
-    def __init__(
-        self, hidden_size, *, activation="gelu", skip_bias_add=True, group=None, device=None, dtype=None
-    ):  # fmt: skip
+    def __init__(self, hidden_size, *, activation="gelu", skip_bias_add=True, group=None, device=None, dtype=None):
         if activation != "gelu" or not skip_bias_add:
             raise ValueError(
                 f"5.2 has activation='gelu', not {activation!r}, and 10.3 calls it with skip_bias_add=True"
@@ -51,11 +49,9 @@ class ParallelAttention(MyAttention):
             )
         super().__init__(hidden_size, num_heads, causal=causal, group=group, device=device, dtype=dtype)
 
-    def forward(self, x, *, key_padding_mask=None, cache=None, rng=None):
+    def forward(self, x, *, key_padding_mask=None, rng=None):
         if key_padding_mask is not None:
             raise ValueError("6.2 has no padding mask: pass texts of the same length")
-        if cache is not None:
-            raise ValueError("6.2 has no cache: compute the text so far again for each new token")
         return with_zeros(super().forward(x))
 
 

@@ -15,9 +15,7 @@ import argparse
 import math
 import os
 import sys
-import threading
 import time
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -31,79 +29,39 @@ from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-
-@dataclass
-class Settings:
-    text: str = ""
-    megabytes: float = 8.0
-    tp: int = 0
-    num_layers: int = 4
-    hidden_size: int = 192
-    num_heads: int = 8
-    seq_length: int = 128
-    precision: str = "float32"
-    steps: int = 300
-    batch_size: int = 16
-    micro_batches: int = 1
-    learning_rate: float = 2e-3
-    min_learning_rate: float = 2e-4
-    warmup_steps: int = 30
-    weight_decay: float = 0.1
-    max_norm: float = 1.0
-    seed: int = 0
-    folder: str = "trained"
-    log_every: int = 10
-    save_every: int = 100
-    keep: int = 2
-    prompt: str = "def "
-    sample: int = 200
-
-
-HELP = {
-    "text": "file or folder to train on, or nothing for the source code of Python's standard library",
-    "megabytes": "how much text to read at most",
-    "tp": "number of ranks that share one replica of the model, or 0 for all ranks",
-    "num_layers": "number of layers",
-    "hidden_size": "size of the vector that represents a token",
-    "num_heads": "number of attention heads per layer",
-    "seq_length": "number of tokens (bytes) per sequence",
-    "precision": "dtype of the matmuls: float32 or bfloat16",
-    "steps": "number of training steps",
-    "batch_size": "number of sequences per step, over all replicas",
-    "micro_batches": "number of micro-batches per step and replica",
-    "learning_rate": "highest learning rate, which is reached after the warm-up",
-    "min_learning_rate": "learning rate at the end",
-    "warmup_steps": "number of steps in which the learning rate rises",
-    "weight_decay": "weight decay of the matrices (norms and biases have none)",
-    "max_norm": "largest gradient norm that isn't clipped",
-    "seed": "seed of the initial weights and of the order of the data",
-    "folder": "where the checkpoints and the log go",
-    "log_every": "number of steps from one printed loss to the next",
-    "save_every": "number of steps from one checkpoint to the next",
-    "keep": "number of checkpoints to keep",
-    "prompt": "beginning of the text that the model writes at the end",
-    "sample": "number of bytes that the model writes at the end",
+SETTINGS = {  # name: default, and what it is
+    "text": ("", "file or folder to train on, or nothing for the source code of Python's standard library"),
+    "megabytes": (8.0, "how much text to read at most"),
+    "tp": (0, "number of ranks that share one replica of the model, or 0 for all ranks"),
+    "num_layers": (4, "number of layers"),
+    "hidden_size": (192, "size of the vector that represents a token"),
+    "num_heads": (8, "number of attention heads per layer"),
+    "seq_length": (128, "number of tokens (bytes) per sequence"),
+    "precision": ("float32", "dtype of the matmuls: float32 or bfloat16"),
+    "steps": (300, "number of training steps"),
+    "batch_size": (16, "number of sequences per step, over all replicas"),
+    "micro_batches": (1, "number of micro-batches per step and replica"),
+    "learning_rate": (2e-3, "highest learning rate, which is reached after the warm-up"),
+    "min_learning_rate": (2e-4, "learning rate at the end"),
+    "warmup_steps": (30, "number of steps in which the learning rate rises"),
+    "weight_decay": (0.1, "weight decay of the matrices (norms and biases have none)"),
+    "max_norm": (1.0, "largest gradient norm that isn't clipped"),
+    "seed": (0, "seed of the initial weights and of the order of the data"),
+    "folder": ("trained", "where the checkpoints and the log go"),
+    "log_every": (10, "number of steps from one printed loss to the next"),
+    "save_every": (100, "number of steps from one checkpoint to the next"),
+    "keep": (2, "number of checkpoints to keep"),
+    "prompt": ("def ", "beginning of the text that the model writes at the end"),
+    "sample": (200, "number of bytes that the model writes at the end"),
 }
 
 
 def read_settings():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for field in fields(Settings):
-        name, words = f"--{field.name.replace('_', '-')}", f"{HELP[field.name]} (default: %(default)r)"
-        parser.add_argument(name, type=type(field.default), default=field.default, help=words, metavar="VALUE")
-    return Settings(**vars(parser.parse_args()))
-
-
-def end_with_torchrun():
-    """End this rank as soon as torchrun is gone. If somebody kills torchrun itself, it can't end its ranks anymore."""
-    torchrun = os.getppid()
-
-    def watch():
-        while os.getppid() == torchrun:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    for name, (default, words) in SETTINGS.items():
+        option, words = f"--{name.replace('_', '-')}", f"{words} (default: %(default)r)"
+        parser.add_argument(option, type=type(default), default=default, help=words, metavar="VALUE")
+    return parser.parse_args()
 
 
 def read_tokens(settings):
@@ -166,7 +124,6 @@ def main():
     settings = read_settings()
     if "RANK" not in os.environ:
         sys.exit("Start it with torchrun: torchrun --standalone --nproc-per-node 2 train.py")
-    end_with_torchrun()
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
