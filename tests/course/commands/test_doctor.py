@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from tplab.course.learn.course_files import find_course
 
 GOOD = SimpleNamespace(
     python="3.13.1", executable="python", torch="2.13.0", wanted=SpecifierSet(">=2.12"), fits=True, torch_error="",
-    gloo=True, nccl=False, gpus=[], kernel="", cores=1, memory=2.0,
+    gloo=True, nccl=False, gpus=[], unseen=[], complaint="", visible=None, kernel="", cores=1, memory=2.0,
     shared=float("inf"), disk=2.0, folder=Path("here"), loopback="", ranks="", newer="",
 )  # fmt: skip
 BAD, NOTE, FINE = "to mend", "!", ""
@@ -30,6 +31,8 @@ BAD, NOTE, FINE = "to mend", "!", ""
         ("PyTorch", {"gloo": False}, BAD, ("without gloo",)),
         ("GPUs", {"gpus": ["H100", "H100"]}, NOTE, ("NCCL", "H100, H100")),
         ("GPUs", {"gpus": ["H100"], "nccl": True}, FINE, ("H100",)),
+        ("GPUs", {"unseen": ["L4"], "complaint": "The driver is too old"}, NOTE, ("L4", "The driver is too old")),
+        ("GPUs", {"unseen": ["L4"], "visible": "", "complaint": "x"}, NOTE, ("''", "unset CUDA_VISIBLE_DEVICES")),
         ("notebooks", {"kernel": "/usr/bin/python"}, NOTE, ("/usr/bin/python", "ipykernel install")),
         ("memory", {"memory": 0.3}, BAD, ("0.3 GB", "Shut Down All Kernels")),
         ("shared memory", {"shared": 0.064}, NOTE, ("0.06 GB", "--shm-size=1g")),
@@ -74,6 +77,15 @@ def test_an_import_that_crashes_or_hangs_does_not_end_the_doctor(monkeypatch):
     monkeypatch.setattr(doctor, "PATIENCE", 1)
     with pytest.raises(RuntimeError, match="no answer after 1 seconds"):
         doctor.ask("import time; time.sleep(600)")
+
+
+def test_nvidia_smi_that_fails_is_as_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program = tmp_path / "nvidia-smi"
+    for script, found in (("echo broken; exit 1", []), ("kill -9 $$", []), ('echo "NVIDIA L4"', ["NVIDIA L4"])):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        assert doctor.gpus_on_machine() == found
 
 
 def test_a_launch_that_fails_or_adds_up_wrong_is_told(monkeypatch, capsys):

@@ -88,6 +88,13 @@ FAULTS = (  # they keep chapters from running
 REMARKS = (  # they're worth knowing, but every chapter runs
     Fault("GPUs", lambda m: m.gpus and not m.nccl, "PyTorch lacks NCCL, so it can't use {gpus}", CHOOSE),
     Fault(
+        "GPUs",
+        lambda m: m.unseen and m.visible is not None,
+        "PyTorch sees none of {unseen}, because CUDA_VISIBLE_DEVICES is '{visible}'",
+        "unset CUDA_VISIBLE_DEVICES",
+    ),
+    Fault("GPUs", lambda m: m.unseen, "PyTorch sees none of {unseen}: {complaint}", CHOOSE),
+    Fault(
         "notebooks",
         lambda m: m.kernel,
         "outside `tplab lab`, notebooks use {kernel}",
@@ -146,17 +153,21 @@ def first_of_each(table: tuple[Fault, ...], machine: SimpleNamespace) -> dict[st
 
 def readable(machine: SimpleNamespace) -> dict[str, object]:
     """Return the facts as they appear in texts."""
-    return vars(machine) | {"gpus": ", ".join(machine.gpus) or "none"}
+    return vars(machine) | {name: ", ".join(getattr(machine, name)) or "none" for name in ("gpus", "unseen")}
 
 
 # The functions below look at the real machine
 
 _TORCH = """
-import json, torch, torch.distributed as dist
-count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+import json, warnings, torch, torch.distributed as dist
+with warnings.catch_warnings(record=True) as complaints:
+    warnings.simplefilter("always")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+why = "it can't start CUDA" if torch.version.cuda else f"{torch.__version__} was built without CUDA"
 there = dist.is_available()
 print(json.dumps({
     "torch": torch.__version__, "gpus": [torch.cuda.get_device_name(number) for number in range(count)],
+    "complaint": str(complaints[0].message).strip().split(chr(10))[0] if complaints else why,
     "gloo": there and dist.is_gloo_available(), "nccl": there and dist.is_nccl_available(),
 }))
 """
@@ -187,6 +198,7 @@ def look(course: Course) -> SimpleNamespace:
         executable=sys.executable,
         torch_error="",
         wanted=torch_versions(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         kernel=other_kernel(),
         cores=cores.cores(),
         memory=free_memory() / GB,
@@ -200,9 +212,10 @@ def look(course: Course) -> SimpleNamespace:
     try:
         vars(machine).update(ask(_TORCH))
     except RuntimeError as error:
-        vars(machine).update(torch="", gpus=[], gloo=False, nccl=False, torch_error=str(error))
+        vars(machine).update(torch="", gpus=[], complaint="", gloo=False, nccl=False, torch_error=str(error))
         machine.ranks = "they need PyTorch"
     machine.fits = machine.wanted.contains(machine.torch, prereleases=True) if machine.torch else False
+    machine.unseen = [] if machine.gpus or machine.torch_error else gpus_on_machine()
     launches = [(2, "auto")] + [(min(2, len(machine.gpus)), "nccl")] * bool(machine.gpus and machine.nccl)
     if not machine.torch_error:
         try:
@@ -234,6 +247,16 @@ def torch_versions() -> SpecifierSet:
     project = tomllib.loads(path.read_text(encoding="utf-8"))["project"] if path.exists() else {}
     texts = project.get("dependencies") or importlib.metadata.requires("tplab") or []
     return next(found.specifier for found in map(Requirement, texts) if found.name == "torch")
+
+
+def gpus_on_machine() -> list[str]:
+    """Return the names of the GPUs that nvidia-smi lists, or [] if there is no nvidia-smi or it fails."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
 
 
 def other_kernel() -> str:
