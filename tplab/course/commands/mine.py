@@ -23,8 +23,8 @@ EMPTY = (
     "work in another editor, save the notebook and run `tplab check` in a terminal."
 )
 NOT_STARTED = (
-    "Your library grows in your own copies of the chapters, and this notebook isn't one of them. `make lab` or "
-    "`tplab start` makes them."
+    "Your library grows in your own copies of the chapters, which `make lab` or `tplab start` makes, and this notebook "
+    "isn't one of them. In your own copy, a table with the modules of your library is here."
 )
 EDITED = "What you edited in the package isn't what was checked. Edit it in the notebook, and check it there."
 HEAD = ("module", "lines", "yours", "borrowed from the course")
@@ -45,17 +45,25 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def demos(folder: str, since: int | None, written: set[str] | None = None) -> list[str]:
+    """Return a sentence about each program that the library in this folder can run since a chapter.
+
+    since:    the number of the chapter, or None for the programs of all chapters
+    written:  the exercises whose answers the library has, or None for all exercises
+    """
+    return [
+        f"In a terminal, in {folder}, `python -m {PACKAGE} {name}` {what}."
+        for name, (needed, what) in DEMOS.items()
+        if (written is None or written >= {*needed}) and since in (None, chapter_of(needed[0]))
+    ]
+
+
 def notes(course: Course, found: list[Module], since: int | None = None) -> list[str]:
     """Return sentences on what the library can do, and on modules that were edited.
 
     If `since` is the number of a chapter, they only mention the abilities that the library has since that chapter.
     """
-    written = {exercise for module in found for exercise in module.answers}
-    told = [
-        f"In a terminal, in {course.folder.name}/, `python -m {PACKAGE} {name}` {what}."
-        for name, (needed, what) in DEMOS.items()
-        if written >= {*needed} and since in (None, chapter_of(needed[0]))
-    ]
+    told = demos(f"{course.folder.name}/", since, {exercise for module in found for exercise in module.answers})
     if (course.folder / SCRIPT).exists() and since in (None, 15):
         told.append(
             f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
@@ -109,4 +117,6 @@ def library(chapter: int | str | None = None) -> LibraryPage:
     """Return a page about your library. If `chapter` is given, it shows only the abilities that this chapter added."""
     since = parse_chapter(chapter) if isinstance(chapter, str) else chapter
     course = own_course(Path.cwd())
-    return page(course, since) if course else LibraryPage("Your library", [], [NOT_STARTED])
+    if course is None:
+        return LibraryPage("Your library", [], [NOT_STARTED, *demos("your folder", since)])
+    return page(course, since)
