@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.gpt.test_hugging_face_folder import hugging_face, tokens
+from tests.gpt.random_models import hugging_face, tokens
 from tests.reference import assert_close, random
 from tplab import plain
 from tplab.gpt.hugging_face import from_hugging_face
@@ -118,16 +118,6 @@ def test_cross_attention_with_padding_and_values_that_are_added_equals_torchs():
         out.backward(dy)
         outcomes.append({"out": out.detach(), "dx": x.grad, "dmemory": memory.grad, "dmask": mask.grad})
     assert_same(outcomes[1], outcomes[0])
-
-
-def test_positions_may_be_given_for_each_text():
-    attention = filled(plain.Attention(HIDDEN, HEADS, causal=True, rotary_base=50.0))
-    x, _, _, _ = inputs()
-    positions = torch.stack([torch.arange(SEQUENCE), 3 * torch.arange(SEQUENCE) + 2])
-    out = attention(x, positions=positions)
-    assert_close(out[0].detach(), attention(x)[0].detach())
-    assert_close(out[1].detach(), attention(x, positions=positions[1] - 2)[1].detach(), 1e-6)  # of float32 angles
-    assert (out[1] - attention(x)[1]).abs().max() > 1e-3
 
 
 # Layers: ours -> theirs, and which thirds of theirs it has

@@ -52,14 +52,13 @@ class Attention(nn.Module):
 
     def forward(
         self, x: Tensor, memory: Tensor | None = None, *, key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None, positions: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return z [b, s, h]. In self-attention, the t keys belong to the s tokens of x.
 
         memory              [b, t, h], which the keys and values of cross-attention come from
         key_padding_mask    bool [b, t], True for padding, which no query attends to
         attn_mask           values added to the scores, [s, t] or [b, heads, s, t]
-        positions           token positions for rotary embeddings, [s] or [b, s]; None: 0 to s - 1
         """
         if memory is None:
             y = self.qkv(x)  # [b, s, (n + 2 m) d]
@@ -69,7 +68,7 @@ class Attention(nn.Module):
             parts = self.q(x), *self.kv(memory).chunk(2, -1)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)  # [b, n or m, s or t, d]
         if self.rotary_base is not None:
-            positions = torch.arange(x.shape[1], device=x.device) if positions is None else positions
+            positions = torch.arange(x.shape[1], device=x.device)  # [s]
             angles = rotary_angles(positions, self.head_dim, self.rotary_base, self.rotary_scaling)
             q, k = rotate(q, angles), rotate(k, angles)
         dropout, grouped = self.dropout if self.training else 0.0, self.sharing > 1
@@ -108,8 +107,7 @@ def rotary_angles(positions: Tensor, head_dim: int, base: float, scaling: Rotary
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate each pair (i, i + d/2) of x [b, heads, s, d] by its angle, [s, d/2] or [b, s, d/2]."""
-    angles = angles.unsqueeze(-3)  # the same for all heads
+    """Rotate each pair (i, i + d/2) of x [b, heads, s, d] by its angle [s, d/2]."""
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
@@ -175,7 +173,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None = None, *, memory_padding_mask: Tensor | None = None, **masks: Any
     ) -> Tensor:
-        """Return z [b, s, h]. `masks` and positions are those of self-attention."""
+        """Return z [b, s, h]. `masks` are those of self-attention."""
         x = self._block(x, self.attention_norm, self.attention, **masks)
         if self.cross_attention is not None:
             x = self._block(x, self.cross_norm, self.cross_attention, memory, key_padding_mask=memory_padding_mask)

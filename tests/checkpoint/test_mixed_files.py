@@ -5,7 +5,7 @@ import shutil
 import pytest
 from torch import nn
 
-from tests.common.test_downloads import POINTER
+from tests.common import POINTER
 from tplab.checkpoint.sharded import load_sharded, save_sharded
 
 SIZES = {"small": 2, "large": 50}

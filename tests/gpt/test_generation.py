@@ -4,32 +4,26 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.gpt.random_models import HIDDEN, LAYERS, LENGTH, VOCAB, hugging_face, their_text
+from tests.gpt.random_models import (
+    BATCH,
+    HIDDEN,
+    LAYERS,
+    LENGTH,
+    NEW,
+    PROMPT,
+    VOCAB,
+    given,
+    hugging_face,
+    make,
+    prompt,
+    their_text,
+)
 from tests.tensor.on_ranks import GROUPS, own_group, refusals, traffic
 from tplab import launch, record
 from tplab.gpt.generation import candidates, generate
-from tplab.gpt.hugging_face import from_hugging_face, gpt_config
-from tplab.gpt.model import ParallelGPT
-from tplab.tensor.full_state import load_full_state_dict
 
-BATCH, PROMPT, NEW = 3, 5, 12
 DRAWS = [(1.0, None), (0.5, None), (2.0, 5), (1.0, 10_000)]  # temperature, top_k
 CHOICES = [{}, {"temperature": 1.0, "top_k": 6}]
-
-
-def prompt():
-    return torch.randint(0, VOCAB, (BATCH, PROMPT), generator=torch.Generator().manual_seed(8))
-
-
-def given(kind):
-    model = hugging_face(kind)
-    return model.state_dict(), gpt_config(model.config.to_dict())
-
-
-def make(state, config, group=None):
-    model = ParallelGPT(config, dtype=torch.float64, group=group)
-    load_full_state_dict(model, from_hugging_face(state, config), group)
-    return model
 
 
 def stop_token():

@@ -34,7 +34,6 @@ def ways(x, weight, target, group):
         lambda: loss(logits().double()[:]),
         lambda: loss(logits() / 1.0),
         lambda: loss(logits(async_grad_allreduce=True)),
-        lambda: loss(logits(), overwrite_logits=True),
         lambda: loss(logits(vocab_size=TOKENS), vocab_size=TOKENS),
         lambda: loss(parallel_logits(x, weight * 1, vocab_size=TOKENS, group=group)),
         lambda: parallel_linear_cross_entropy(x, weight, target, tokens_at_once=3, group=group),
