@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.reference import assert_close, random
 from tplab import launch
@@ -157,7 +156,6 @@ def _save_all(root):
         save_sharded(root / "copies", ParallelAttention(16, 4, 2, bias=False))
         found["side by side"] = _save(root / "side by side", [[0, 2], [1, 3]])
         found["drifted"] = _drifted(root / "drifted")
-        found["split again"] = _split_again(root / "split again")
     return found
 
 
@@ -165,8 +163,6 @@ def _load_all(root):
     """What this number of ranks makes of all that was saved."""
     p = dist.get_world_size()
     found = {"loaded": _load([(root / f"p{p}" / "group0", OPTIMIZERS[p]) for p in WORLD_SIZES])}
-    if p == 2:
-        _go_on(root / "plain", root / "cut by torch", _cut_by_torch)
     if p == 4:
         _go_on(root / "plain", root / "cut by tplab", partial(ParallelMLP, 8, dtype=torch.float64))
         checkpoints = [(root / "side by side" / name, OPTIMIZERS[2]) for name in ("group1", "group0")]
@@ -183,7 +179,7 @@ def by_name(results):
 def runs(tmp_path_factory):
     """The checkpoints' folder, what each number of ranks saved, and what each number of ranks made of all of them."""
     root = tmp_path_factory.mktemp("checkpoints")
-    for name in ("refusals", "drifted", "split again"):
+    for name in ("refusals", "drifted"):
         (root / name).mkdir()
     plain, optimizer = plain_after_a_step()
     content = {"model": plain.state_dict(), "optimizer": get_optimizer_state_dict(plain, optimizer)}
@@ -330,12 +326,6 @@ def plain_after_a_step():
     return model, optimizer
 
 
-def _cut_by_torch():
-    """torch's own tensor parallelism, with DTensors."""
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    return parallelize_module(MLP(8, dtype=torch.float64), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
-
-
 def _go_on(source, target, make):
     """Go on from what a plain model saved, by one step, and save that."""
     model = make()
@@ -345,13 +335,12 @@ def _go_on(source, target, make):
     save_sharded(target, model, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("cut", ["cut by tplab", "cut by torch"])
-def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(cut, runs):
+def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(runs):
     plain, optimizer = plain_after_a_step()
     twin = MLP(8, dtype=torch.float64)
     twins = torch.optim.Adam(twin.parameters())
     wanted = {"model": twin.state_dict(), "optimizer": get_optimizer_state_dict(twin, twins)}
-    dcp.load(wanted, checkpoint_id=runs[0] / cut, no_dist=True)
+    dcp.load(wanted, checkpoint_id=runs[0] / "cut by tplab", no_dist=True)
     twin.load_state_dict(wanted["model"])
     set_optimizer_state_dict(twin, twins, wanted["optimizer"])
     step(plain, optimizer, 2)
@@ -360,12 +349,6 @@ def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(cut, r
             assert_close(twin.state_dict()[name], value)
         step(plain, optimizer, key)
         step(twin, twins, key)
-
-
-def test_dtensors_are_saved_in_shards(runs):
-    metadata = dcp.FileSystemReader(runs[0] / "cut by torch").read_metadata()
-    chunks = metadata.state_dict_metadata["optimizer.state.down.weight.exp_avg"].chunks
-    assert [tuple(chunk.offsets) for chunk in chunks] == [(0, 0), (0, 16)]
 
 
 class Counting(nn.Linear):
@@ -476,6 +459,7 @@ def _refusals(root):
     fewer = torch.optim.Adam(list(model.parameters())[1:])
     strange = torch.optim.SGD(Narrow().parameters())
     odd = Narrow()
+    dtensors = fully_shard(Narrow(), mesh=init_device_mesh("cpu", (2,)))
     factored = step_of(torch.optim.Adafactor(odd.parameters()), odd)
     other_group = ("ValueError", "layers.0.up.weight [4, 4] has its shards on ranks [0, 1], but")
     nothing = ("FileNotFoundError", "there is no checkpoint at", "none")
@@ -498,6 +482,7 @@ def _refusals(root):
     for words, name, target, options in (
         (other_group, f"alone{rank}", model, {"group": alone}),
         (("FileExistsError", "there is something at", "good"), "good", model, {}),
+        (("ValueError", "layers.0.up.weight is a DTensor"), "dtensors", dtensors, {}),
         (("ValueError", "of-rank1 isn't the directory that rank 0 has just made"), f"of-rank{rank}", model, {}),
         (("TypeError", "can't be saved"), "one", model, {"extra": {"f": torch.nn if rank else 1}}),
         (("ValueError", "row_var of layers.0.up.weight"), "factored", odd, {"optimizer": factored}),
@@ -514,20 +499,6 @@ def test_what_can_not_be_right_is_refused_on_all_ranks_and_nothing_changes(runs)
     assert saved[2]["refusals"] == [True, True]
     assert not (root / "refusals" / "one").exists()
     assert not (root / "refusals" / "factored").exists()
-
-
-def _split_again(root):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = ParallelMLP(8, group=mesh.get_group("tp"))
-    fully_shard(model, mesh=mesh["dp"])
-    return message(save_sharded, root / "model", model, group=mesh.get_group("tp"))
-
-
-def test_shards_that_fsdp_has_split_again_are_refused(runs):
-    root, saved, _ = runs
-    for text in saved[4]["split again"]:
-        assert "is a tensor-parallel shard, and fully_shard split it again over 2 ranks" in text
-    assert not any((root / "split again").iterdir())
 
 
 # Replicas that are none any more

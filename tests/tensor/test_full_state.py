@@ -118,39 +118,6 @@ def test_the_wrong_group_is_refused_before_anything_is_sent():
         )
 
 
-FULLY_SHARDED = [
-    (
-        lambda: nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16)),
-        lambda group: nn.Sequential(ColumnParallelLinear(4, 16, stride=2, group=group), nn.LayerNorm(16)),
-    ),
-    (lambda: nn.Linear(8, 6), lambda group: RowParallelLinear(8, 6, group=group)),
-    (lambda: nn.Embedding(21, 6), lambda group: VocabParallelEmbedding(21, 6, multiple=3, group=group)),
-]
-
-
-def _fully_sharded():
-    """Two groups of two ranks for tensor parallelism; FSDP2 splits each shard again, over the other two pairs."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    group = mesh.get_group("tp")
-    for make_plain, make in FULLY_SHARDED:
-        model, state = make(group), random_state(make_plain())
-        load_full_state_dict(model, state, group)
-        fully_shard(model, mesh=mesh["dp"])
-        gathered = full_state_dict(model, group)
-        assert {type(tensor) for tensor in gathered.values()} == {torch.Tensor}
-        assert_same(gathered, state)
-        twice = {name: 2 * tensor for name, tensor in state.items()}
-        load_full_state_dict(model, twice, group)
-        assert_same(full_state_dict(model, group), twice)
-    fully_shard(other := ColumnParallelLinear(8, 8, group=group), mesh=init_device_mesh("cpu", (4,)))
-    return refusals(lambda: full_state_dict(other, group))
-
-
-def test_shards_that_fsdp_splits_again_are_gathered_and_loaded_like_others():
-    of_shards = "weight is a DTensor on ranks [0, 1, 2, 3], and its tensor-parallel shards are on ranks"
-    assert_refused(launch(_fully_sharded, 4), of_shards)
-
-
 def _refusals():
     model, state = Model(), random_state(Plain())
     shard_given = {**state, "row.weight": state["row.weight"][:, :4]}
@@ -158,14 +125,18 @@ def _refusals():
     unexpected = {**state, "column.weight": torch.ones(3)}
     load_full_state_dict(model, unexpected, strict=False)
     messages = refusals(lambda: load_full_state_dict(model, shard_given))
+    fully_shard(sharded := ColumnParallelLinear(4, 8), mesh=init_device_mesh("cpu", (2,)))
+    messages += refusals(lambda: full_state_dict(sharded), lambda: load_full_state_dict(sharded, {}))
     wrong_names = (partial(load_full_state_dict, model, state) for state in (missing, unexpected))
     return messages + refusals(*wrong_names, kind=RuntimeError)
 
 
-def test_a_shard_in_place_of_the_whole_and_wrong_names_are_refused():
+def test_a_shard_in_place_of_the_whole_dtensors_and_wrong_names_are_refused():
     assert_refused(
         launch(_refusals, 2),
         "row.weight needs the whole tensor [4, 8], of which each of 2 ranks takes [4, 4]; got [4, 4]",
+        "weight is a DTensor",
+        "weight is a DTensor",
         'Missing key(s) in state_dict: "row.bias"',
         'Unexpected key(s) in state_dict: "column.weight"',
     )

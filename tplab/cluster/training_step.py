@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tplab.data.data_parallel import DataParallel
@@ -229,8 +228,7 @@ class TrainingStep:
             return
         for parameter in self._in_optimizer():
             if parameter.grad is not None:
-                gradient = parameter.grad
-                yield parameter, gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                yield parameter, parameter.grad
 
     @property
     def torch_optimizer(self) -> Any:

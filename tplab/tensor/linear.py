@@ -99,8 +99,8 @@ class _ParallelLinear(ShardedModule):
     def _bias_to_add(self) -> Tensor | None:
         """Return a copy of the bias that the caller has to add, or None if there is nothing to add.
 
-        ZeRO-3 and `fully_shard` free a unit's parameters when its forward ends. If the unit is smaller than the caller,
-        the parameter itself would be freed memory by the time the caller adds it.
+        ZeRO-3 frees a unit's parameters when its forward ends. If the unit is smaller than the caller, the parameter
+        itself would be freed memory by the time the caller adds it.
         """
         return self.bias.clone() if self.skip_bias_add and self.bias is not None else None
 
