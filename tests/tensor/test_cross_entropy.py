@@ -127,16 +127,13 @@ CASES += [
 
 
 def _run_all(group):
+    """Every combination of options."""
     for *given, options in CASES:
         sent = assert_equals_torchs(*given, group, **options)
         n = given[1].numel()
         sums = 2 * n if options.get("reduction") == "none" else n + 1
         expected = [("all_reduce", "max", 8 * n), ("all_reduce", "sum", 8 * sums)]
         assert n == 0 or sent == [expected if rank_and_size(group)[1] > 1 else [], []]
-
-
-def test_loss_gradient_and_traffic_equal_torchs_for_every_combination_of_options():
-    everywhere(_run_all)
 
 
 # Extreme logits, and lower precisions
@@ -172,13 +169,6 @@ def _extremes(group):
         assert_equals_torchs(extreme_logits(dtype), torch.full((16,), 5), None, group, tolerance, **options)
 
 
-def test_large_infinite_and_nan_logits_give_what_torch_gives():
-    loss, _ = plain(extreme_logits(torch.float64), torch.full((16,), 5), reduction="none")
-    assert loss.isnan().sum() >= 5  # rows 6 to 9 and 14
-    assert loss.isposinf().sum() >= 1
-    everywhere(_extremes)
-
-
 LAST_BIT = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}
 
 
@@ -190,6 +180,7 @@ def long_logits(dtype: torch.dtype) -> Tensor:
 
 
 def _lower(group):
+    """Lower precisions are summed and returned in float32."""
     rank, p = rank_and_size(group)
     target = torch.arange(64) * 32
     for dtype, smoothing, reduction in itertools.product(LAST_BIT, [0.0, 0.1], ["mean", "none"]):
@@ -202,10 +193,6 @@ def _lower(group):
         sums = 64 + 1 if reduction == "mean" else 128
         calls = [("all_reduce", "max", 64 * dtype.itemsize), ("all_reduce", "sum", 4 * sums)]
         assert sent[0] == (calls if p > 1 else [])
-
-
-def test_lower_precisions_are_summed_and_returned_in_float32():
-    everywhere(_lower)
 
 
 # Targets that are not in the vocabulary
@@ -229,8 +216,16 @@ def _wrong_targets(group):
         assert_equal(ours(*given, check_target=False, **options)[:2], wanted, group)
 
 
-def test_a_target_outside_the_vocabulary_raises_with_its_place_or_costs_nan():
-    everywhere(_wrong_targets)
+def _everything(group):
+    for program in (_run_all, _extremes, _lower, _wrong_targets):
+        program(group)
+
+
+def test_losses_gradients_and_traffic_are_those_of_torch_for_all_options_logits_precisions_and_targets():
+    loss, _ = plain(extreme_logits(torch.float64), torch.full((16,), 5), reduction="none")
+    assert loss.isnan().sum() >= 5  # rows 6 to 9 and 14
+    assert loss.isposinf().sum() >= 1
+    everywhere(_everything)
 
 
 # Memory, and a second backward

@@ -82,11 +82,6 @@ def _look_up(group):
     assert not frozen(ids).requires_grad
 
 
-def test_vectors_gradients_and_steps_equal_nn_embedding_for_all_options():
-    """tests/gpu/test_on_the_cpu.py has other dtypes."""
-    everywhere(_look_up)
-
-
 # The output layer
 
 
@@ -121,16 +116,13 @@ def _logits(group):
         assert traffic(forward, backward) == sent
 
 
-def test_logits_and_gradients_equal_a_matmul_with_the_whole_table():
-    everywhere(_logits)
-
-
 # Ids that are not in the vocabulary
 
 WRONG = [-1, -VOCAB, VOCAB, VOCAB + 2, VOCAB + 3, 10**9]  # VOCAB to VOCAB + 2 are padding rows at p = 4
 
 
 def _wrong_ids(group):
+    """They raise at once, or give NaN and raise in the next call."""
     right, p = torch.ones(FULL, dtype=torch.bool), rank_and_size(group)[1]
     right[1, 4] = right[2, 0] = False
     for wrong in WRONG:
@@ -154,8 +146,14 @@ def _wrong_ids(group):
         assert not sent
 
 
-def test_an_id_outside_the_vocabulary_raises_at_once_or_gives_nan_and_raises_in_the_next_call():
-    everywhere(_wrong_ids)
+def _everything(group):
+    for program in (_look_up, _logits, _wrong_ids):
+        program(group)
+
+
+def test_vectors_logits_gradients_and_steps_are_those_of_torch_and_wrong_ids_raise_at_once_or_give_nan_first():
+    """tests/gpu/test_on_the_cpu.py has other dtypes."""
+    everywhere(_everything)
 
 
 def test_a_late_report_is_given_once_and_on_request():

@@ -1,5 +1,6 @@
-"""A padded vocabulary whose padding must not count: embedding, logits and losses, against torch on one process."""
+"""Embedding, logits and losses together: a vocabulary whose padding must not count, and ids of every integer dtype."""
 
+import itertools
 from functools import partial
 
 import torch
@@ -40,7 +41,7 @@ def ways(x, weight, target, group):
     ]
 
 
-def _defaults(group):
+def _padding_does_not_count_by_default(group):
     rank, p = rank_and_size(group)
     table, x, target = of_a_tied_layer()
     scores = x.requires_grad_() @ table.requires_grad_().T
@@ -67,8 +68,62 @@ def _defaults(group):
         assert abs(vocab_parallel_cross_entropy(in_half, target, group=group) - loss) < 0.1
 
 
-def test_padding_does_not_count_by_default():
-    everywhere(_defaults)
+# Ids of every integer dtype
+
+DTYPES = [
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+LATE = {"check_target": False}
+
+
+def inputs(size):
+    return random((5, 8), "x"), random((size, 8), "table")
+
+
+def _every_integer_dtype(group):
+    """It gives what int64 gives. Narrow dtypes must not wrap around."""
+    rank, p = rank_and_size(group)
+    # 256 ids are more than uint8 can count, and int8 can't hold the second rank's ids
+    for dtype, size, options in itertools.product(DTYPES, [100, 256], ({}, LATE)):
+        x, table = inputs(size)
+        # ids of the vocabulary that the dtype can hold, with the largest one, and one that is ignored
+        ids = torch.tensor([0, 3, 99, min(torch.iinfo(dtype).max, size - 1), 5])
+        target, mine, check = ids.to(dtype), table.chunk(p)[rank], "later" if options else "now"
+        embedding = VocabParallelEmbedding(size, 8, multiple=1, check_ids=check, group=group, dtype=torch.float64)
+        embedding.weight.data.copy_(mine)
+        loss = F.cross_entropy(x @ table.T, ids, ignore_index=5)
+        assert_close(embedding(target).detach(), table[ids])
+        assert_close(parallel_linear_cross_entropy(x, mine, target, ignore_index=5, group=group, **options), loss)
+        assert_close(vocab_parallel_cross_entropy(x @ mine.T, target, ignore_index=5, group=group, **options), loss)
+
+
+def test_an_id_outside_the_vocabulary_is_named_in_every_dtype_and_other_dtypes_are_refused():
+    x, table = inputs(100)
+    embedding = VocabParallelEmbedding(100, 8, multiple=1, check_ids="now")
+
+    def messages(ids, kind):
+        return refusals(
+            lambda: embedding(ids),
+            lambda: parallel_linear_cross_entropy(x, table, ids),
+            lambda: vocab_parallel_cross_entropy(x @ table.T, ids),
+            kind=kind,
+        )
+
+    for dtype in DTYPES:
+        wrong = torch.tensor([0, 1, 2, 120, 3]).to(dtype)
+        assert all("120 at [3] of [5]" in message for message in messages(wrong, IndexError))
+        assert vocab_parallel_cross_entropy(x @ table.T, wrong, **LATE).isnan()
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        assert all(str(dtype) in message for message in messages(torch.ones(5).to(dtype), ValueError))
+
+
+def _everything(group):
+    _padding_does_not_count_by_default(group)
+    _every_integer_dtype(group)
+
+
+def test_padding_does_not_count_by_default_and_every_integer_dtype_gives_what_int64_gives():
+    everywhere(_everything)
 
 
 def _targets_in_the_padding():
