@@ -113,10 +113,6 @@ class Output:
     inside: object
 
 
-class Wrapped(dict):
-    pass
-
-
 class Returns(nn.Linear):
     def __init__(self, output: Callable) -> None:
         super().__init__(N, N)
@@ -128,16 +124,11 @@ class Returns(nn.Linear):
 
 UNSAFE = {
     "bias": lambda y, m: (y, m.bias),
-    "weight": lambda y, m: m.weight,
     "weight, row": lambda y, m: [y, {"row": m.weight[2]}],
     "bias, view": lambda y, m: (y, m.bias[2:]),
-    "weight, view": lambda y, m: Output(y, m.weight.t()),
     "bias, detached": lambda y, m: (y, m.bias.detach()),
     "bias, deep": lambda y, m: Output(y, [Output(y, {"b": (m.bias,)})]),
-    "bias, in a dict of its own class": lambda y, m: (y, Wrapped(b=m.bias)),
     "bias, in an object": lambda y, m: (y, SimpleNamespace(b=m.bias)),
-    "bias, expanded": lambda y, m: (y, m.bias.expand(3, N)),
-    "bias, in its own dtype": lambda y, m: (y, m.bias.to(y.dtype)),
 }
 SAFE = {
     "a copy": lambda y, m: (y, m.bias.clone()),

@@ -129,7 +129,7 @@ def expected(kind):
     return logits.detach(), their_text(model, ids[:, :PROMPT], NEW), after
 
 
-@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize("p", [1, 4])  # and on two ranks, in the groups of four
 def test_logits_gradients_and_text_are_transformers_and_a_rank_reads_only_its_slices(p, folders):
     for found in launch(_all_folders, p, args=(folders,), timeout=240):
         assert len(found) == len(FOLDERS) + (p == 4)

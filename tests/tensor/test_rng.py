@@ -331,27 +331,24 @@ STEPS = 2
 
 
 class Layer(nn.Module):
-    def __init__(self, ends_with_dropout):
+    def __init__(self):
         super().__init__()
         self.attention = ParallelAttention(HIDDEN, HEADS, dropout=RATE, dtype=torch.float64)
         self.mlp = ParallelMLP(HIDDEN, dtype=torch.float64)
-        self.last_rate = RATE if ends_with_dropout else 0.0
 
     def forward(self, x, rng):
         x = x + dropout(self.attention(x, rng=rng), RATE, sharded=False, rng=rng)
-        return x + dropout(self.mlp(x), self.last_rate, sharded=False, rng=rng)
+        return x + dropout(self.mlp(x), RATE, sharded=False, rng=rng)
 
 
-def _layer_steps(run_again, compiled="", ends_with_dropout=True):
-    """What each step gives, and what the first one sends. compiled: "the layer", or "around" its checkpoint."""
-    tracker, layer = seed_all(SEED), Layer(ends_with_dropout)
-    if compiled == "the layer":
-        layer.compile(backend="aot_eager")
+def _layer_steps(run_again, compiled=False):
+    """What each step gives, and what the first one sends."""
+    tracker, layer = seed_all(SEED), Layer()
 
     def call(x):
         return checkpoint(layer, x * 1.0, rng=tracker, tracker=tracker) if run_again else layer(x, tracker)
 
-    if compiled == "around":
+    if compiled:
         call = torch.compile(call, backend="aot_eager")
     results, sent = [], []
     for step in range(STEPS):
@@ -373,10 +370,9 @@ def _in_all_ways():
     one = ("all_reduce", "sum", BATCH * SEQUENCE * HIDDEN * 8)
     assert sent == [[one] * 2, [one] * 2]
     again, sent_again = _layer_steps(True)
-    assert sent_again == [[one] * 2, [one] * 4]  # run again, a layer sends its forward again,
-    assert _layer_steps(True, ends_with_dropout=False)[1] == [[one] * 2, [one] * 3]  # but for a last g
-    compiled = [_layer_steps(*how)[0] for how in ((False, "the layer"), (True, "the layer"), (True, "around"))]
-    for results in (again, *compiled):
+    assert sent_again == [[one] * 2, [one] * 4]  # run again, a layer sends its forward again
+    compiled, _ = _layer_steps(True, compiled=True)
+    for results in (again, compiled):
         for found, expected in zip(results, right, strict=True):
             for name, tensor in expected.items():
                 assert_close(found[name], tensor)
