@@ -36,9 +36,6 @@ def inputs(case, step):
     keys = t if cross else s
     if case.get("padding"):  # on the right: the first key is never padding, so that each query sees something
         given["key_padding_mask"] = torch.arange(keys) >= torch.arange(keys - b + 1, keys + 1)[:, None]
-    if heads := case.get("attn_mask"):
-        shape = (s, keys) if heads == "all" else (b if step % 2 else 1, heads, s, keys)
-        given["attn_mask"] = random(shape, "mask", step)
     dy = random((b, s, HIDDEN), "dy", step)
     return given, dy.transpose(0, 1).contiguous().transpose(0, 1) if case.get("strided") else dy
 
@@ -54,12 +51,10 @@ CASES = {
     },
     "2 kv heads, rotary": {"kv_heads": 2, "rotary_base": BASE, "causal": True},
     "1 kv head without bias": {"kv_heads": 1, "bias": False},
-    "numbers for all heads": {"attn_mask": "all", "causal": True, "padding": True},
-    "numbers for each head": {"attn_mask": HEADS, "kv_heads": 2},
-    "numbers, one for all heads": {"attn_mask": 1},
+    "padding and causal": {"causal": True, "padding": True},
     "cross": {"attention_type": "cross"},
     "cross, 2 kv heads, padding": {"attention_type": "cross", "kv_heads": 2, "head_dim": 6, "padding": True},
-    "cross, numbers for each head": {"attention_type": "cross", "attn_mask": HEADS, "bias": False},
+    "cross, without bias": {"attention_type": "cross", "bias": False},
     "strided inputs": {"strided": True, "kv_heads": 2, "causal": True},
     "no texts": {"sizes": (0, 5, 7), "kv_heads": 1, "causal": True},
     "no tokens": {"sizes": (2, 0, 7), "kv_heads": 1, "causal": True, "rotary_base": BASE},
@@ -78,10 +73,10 @@ def make_plain(case):
     return with_random_weights(Attention(HIDDEN, HEADS, *heads, **options, dtype=torch.float64))
 
 
-def make(case, group=None, dtype=torch.float64):
+def make(case, group=None):
     heads, options = options_of(case)
     options |= {"skip_bias_add": case.get("split_bias", False), "async_grad_allreduce": case.get("async", False)}
-    model = ParallelAttention(HIDDEN, HEADS, *heads, **options, group=group, dtype=dtype)
+    model = ParallelAttention(HIDDEN, HEADS, *heads, **options, group=group, dtype=torch.float64)
     load_full_state_dict(model, make_plain(case).state_dict(), group)
     return model
 
@@ -94,8 +89,6 @@ def expected_traffic(case, group):
     cross, kv_heads, d = case.get("attention_type") == "cross", case.get("kv_heads", HEADS), case.get("head_dim", 2)
     members = tuple(dist.get_process_group_ranks(group))
     backward = [b * s * HIDDEN] + [b * t * HIDDEN] * cross
-    if "attn_mask" in case:  # its gradient too is a sum over heads
-        backward.append(s * (t if cross else s) * {"all": 1}.get(case["attn_mask"], case["attn_mask"]))
     calls = [("all_reduce", 8 * n, "sum", members) for n in backward]
     if p > kv_heads:  # gradients of one head of K and one of V, over the ranks that hold it
         count = p // kv_heads
@@ -163,13 +156,6 @@ def _all(group):
 def test_outputs_gradients_steps_traffic_and_texts_are_those_of_plain_attention():
     """tests/gpu/test_on_the_cpu.py has other dtypes."""
     everywhere(_all)
-
-
-def test_numbers_of_another_dtype_may_be_added():
-    for dtype in (torch.float32, torch.bfloat16):
-        model = make(CASES["plain"], dtype=dtype)
-        x, numbers = random((BATCH, SEQUENCE, HIDDEN), "x", dtype=dtype), random((SEQUENCE, SEQUENCE), "numbers")
-        assert torch.equal(model(x, attn_mask=numbers), model(x, attn_mask=numbers.to(dtype)))
 
 
 def test_keys_and_values_are_kept_apart_in_the_dtype_of_the_weights():
@@ -240,8 +226,6 @@ def test_what_cannot_be_is_refused_with_the_numbers_and_what_would_work():
         (lambda: self_attention(X, X), "self-attention has no memory"),
         (lambda: cross(X), "cross-attention needs its memory in every call, and has no cache"),
         (lambda: cross(X, X[..., :8]), "memory [2, 3, 8] should be [b, s, 16]"),
-        (lambda: self_attention(X, attn_mask=torch.ones(3, 3).bool()), "disagree on what True means"),
-        (lambda: self_attention(X, attn_mask=torch.ones(2, 2, 3, 3)), "[2, 2, 3, 3] should be [3, 3] or [2, 8, 3, 3]"),
         (lambda: self_attention(X, key_padding_mask=torch.ones(2, 3)), "should be bool [2, 3], True for padding, got"),
         (lambda: self_attention(X, key_padding_mask=torch.ones(3, 2).bool()), "got torch.bool [3, 2]"),
     )

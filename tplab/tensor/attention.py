@@ -32,11 +32,10 @@ from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.config import RotaryScaling
-from tplab.tensor.attention_mask import attention_mask, check_masks
+from tplab.tensor.attention_mask import attention_mask, check_padding
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
-from tplab.tensor.operators import share_with_region
 from tplab.tensor.qkv import QKVParallelLinear, heads_on_rank
 from tplab.tensor.rotary import rotary_angles, rotate
 
@@ -135,7 +134,6 @@ class ParallelAttention(nn.Module):
         memory: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
         cache: KVCache | None = None,
         rng: RandomStates | None = None,
     ) -> Any:
@@ -143,7 +141,6 @@ class ParallelAttention(nn.Module):
 
         memory              [b, t, h], for cross-attention
         key_padding_mask    bool [b, t], True for padding (as in `nn.MultiheadAttention`)
-        attn_mask           values added to the scores, [s, t] or [b, heads, s, t], replicated; may require a gradient
         cache               from `new_cache`, for self-attention; x then has the s tokens that follow the cached ones
         rng                 random states for dropout that differ between ranks inside `fork()`; None: torch's current
                             state, with which ranks that use the same seed drop the same positions in different heads
@@ -156,7 +153,7 @@ class ParallelAttention(nn.Module):
         else:
             q = self.q(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)  # [b, n, s, d]
             _, k, v = self.kv(memory)  # [b, m, t, d]
-        y = self._attend(q, k, v, key_padding_mask, attn_mask, rng)  # [b, n, s, d]
+        y = self._attend(q, k, v, key_padding_mask, rng)  # [b, n, s, d]
         return self.out(y.transpose(1, 2).flatten(2))  # [b, s, n d] -> [b, s, h]
 
     def _project(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,21 +165,12 @@ class ParallelAttention(nn.Module):
         return q, k, v
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        rng: RandomStates | None,
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, rng: RandomStates | None
     ) -> Tensor:
         (b, _, s, _), t = q.shape, k.shape[2]
-        check_masks(b, s, t, self.num_heads, key_padding_mask, attn_mask)
-        if attn_mask is not None:
-            attn_mask = share_with_region(attn_mask, self.out.group).to(q.dtype)
-            if attn_mask.dim() == 4 and attn_mask.shape[1] > 1:
-                attn_mask = attn_mask.narrow(1, self.rank * self.heads, self.heads)  # [b, n, s, t]
-        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, attn_mask, q.device, self.sliding_window)
+        if key_padding_mask is not None:
+            check_padding(b, t, key_padding_mask)
+        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, q.device, self.sliding_window)
         dropout = self.dropout if self.training else 0.0
 
         def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
