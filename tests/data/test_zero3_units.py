@@ -184,6 +184,13 @@ def test_a_layer_may_return_a_parameter_that_the_model_keeps_gathered_but_the_mo
         net(torch.ones(2, N))
 
 
+def test_a_unit_whose_output_hides_its_tensors_is_refused():
+    net = Takes(Returns(lambda y, m: type("Result", (), {"y": y})()))
+    ZeRO3(net, [net.unit], torch.optim.SGD)
+    with pytest.raises(TypeError, match="Returns returns Result, in which ZeRO-3 finds no tensor"):
+        net(torch.ones(2, N))
+
+
 def test_tensors_that_only_an_object_has_still_gather_the_weights_for_backward():
     net = Takes(Returns(lambda y, m: (torch.zeros(1), SimpleNamespace(y=y))))
     plain = nn.Linear(N, N)
