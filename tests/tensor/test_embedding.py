@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tests.gpu import real_gpu
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import assert_trains_like, everywhere, traffic
-from tplab import launch, record
+from tplab import record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
@@ -146,16 +146,6 @@ def _wrong_ids(group):
         assert not sent
 
 
-def _everything(group):
-    for program in (_look_up, _logits, _wrong_ids):
-        program(group)
-
-
-def test_vectors_logits_gradients_and_steps_are_those_of_torch_and_wrong_ids_raise_at_once_or_give_nan_first():
-    """tests/gpu/test_on_the_cpu.py has other dtypes."""
-    everywhere(_everything)
-
-
 def test_a_late_report_is_given_once_and_on_request():
     module = parallel({"multiple": 1, "check_ids": "later"})
     module(torch.tensor([3, VOCAB]))
@@ -210,6 +200,7 @@ def _fives(weight):
 
 
 def _initial():
+    """The first values are those of nn.Embedding with the same seed for every p."""
     for options in OPTIONS:
         torch.manual_seed(11)
         whole, after = nn.Embedding(VOCAB, HIDDEN, options.get("padding_idx")).weight, torch.rand(1)
@@ -223,9 +214,16 @@ def _initial():
     assert full_state_dict(module).keys() == {"weight"}
 
 
-def test_the_first_values_are_those_of_nn_embedding_with_the_same_seed_for_every_p():
-    _initial()
-    launch(_initial, 4)
+def _everything(group):
+    for program in (_look_up, _logits, _wrong_ids):
+        program(group)
+    if group is None:
+        _initial()
+
+
+def test_vectors_logits_gradients_steps_and_first_values_are_torchs_and_wrong_ids_raise_at_once_or_give_nan_first():
+    """tests/gpu/test_on_the_cpu.py has other dtypes."""
+    everywhere(_everything)
 
 
 def test_on_meta_shapes_work_without_memory_and_a_module_says_what_it_holds():

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.reference import assert_close, cut, random
 from tests.tensor import operators as ops
-from tests.tensor.on_ranks import assert_refused_on, assert_trains_like, everywhere, with_random_weights
-from tplab import launch, record
+from tests.tensor.on_ranks import assert_refuses, assert_trains_like, everywhere, with_random_weights
+from tplab import record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
@@ -105,11 +105,6 @@ def _train_all(group):
         assert sent == [run.traffic(names) if several else [] for names in (spec.forward, spec.backward)], run
 
 
-def test_outputs_gradients_steps_and_traffic_equal_a_plain_linear_for_all_options():
-    """tests/gpu/test_on_the_cpu.py has other dtypes."""
-    everywhere(_train_all)
-
-
 class Several(nn.Module):
     """A program that uses both layers more than once."""
 
@@ -162,15 +157,10 @@ def _backward(overlap):
     return [name for name in order.names if name in ("mm", "allreduce_")]
 
 
-def _on_two_ranks():
-    _several_times()
-    return _backward(overlap=True), _backward(overlap=False)
-
-
-def test_an_overlapped_all_reduce_starts_before_dw_and_only_the_gradients_that_are_wanted_are_computed():
-    """Layers that are used several times have the gradients of plain layers, too."""
-    orders = ["mm", "allreduce_", "mm"], ["mm", "mm", "allreduce_"]
-    assert list(launch(_on_two_ranks, 2)) == [orders] * 2
+def _overlap():
+    """The all-reduce starts before dW. Without overlap, it comes last."""
+    assert _backward(overlap=True) == ["mm", "allreduce_", "mm"]
+    assert _backward(overlap=False) == ["mm", "mm", "allreduce_"]
 
 
 # Making layers
@@ -202,11 +192,6 @@ def _first_values():
     assert not row_bias.any()
 
 
-def test_the_first_values_are_those_of_nn_linear_with_the_same_seed_for_every_p():
-    _first_values()
-    launch(_first_values, 4)
-
-
 def test_the_first_values_are_those_of_nn_linear_to_the_last_bit_for_every_width():
     for in_features in range(1, 130):
         torch.manual_seed(in_features)
@@ -232,10 +217,13 @@ def test_layers_are_made_on_meta_without_memory_and_filled_later():
         assert torch.equal(layer.weight, later.weight)
 
 
-def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
+# On ranks
+
+
+def _refuse():
+    """Sizes that don't fit are refused with the numbers."""
     column, row = ColumnParallelLinear, RowParallelLinear
-    assert_refused_on(
-        4,
+    assert_refuses(
         (lambda: column(12, 10), "out_features=10 can't be divided over 4 ranks: each rank takes whole co"),
         (lambda: column(12, 10), "Use p in 1, 2, 5, 10."),
         (lambda: row(10, 12), "in_features=10 can't be divided over 4 ranks: each rank takes whole rows"),
@@ -247,3 +235,18 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
         (lambda: column(12, 8)(torch.ones(5, 3)), "x [5, 3] should be [.., 12]: each rank needs all of x"),
         (lambda: column(12, 8)(torch.tensor(1.0)), "x [] should be [.., 12]"),
     )
+
+
+def _everything(group):
+    _train_all(group)
+    if group is None:
+        _first_values()
+        _several_times()
+    if group is None and rank_and_size()[1] == 4:
+        _overlap()
+        _refuse()
+
+
+def test_outputs_gradients_steps_traffic_and_first_values_are_those_of_a_plain_linear_for_all_options():
+    """tests/gpu/test_on_the_cpu.py has other dtypes."""
+    everywhere(_everything)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.reference import random
-from tests.tensor.on_ranks import assert_refused, assert_trains_like, everywhere, refusals, with_random_weights
-from tplab import launch, plain
+from tests.tensor.on_ranks import assert_refuses, assert_trains_like, everywhere, with_random_weights
+from tplab import plain
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.full_state import full_state_dict
 from tplab.tensor.mlp import ParallelMLP
@@ -33,32 +33,36 @@ def _train_all(group):
         assert sent == ([one, one] if rank_and_size(group)[1] > 1 else [[], []])
 
 
-def test_equals_a_plain_mlp_with_one_all_reduce_of_bsh_elements_each_way():
-    """tests/gpu/test_on_the_cpu.py has other dtypes."""
-    everywhere(_train_all)
-
-
 def _constant(value, weight):
     nn.init.constant_(weight, value)
 
 
-def _on_two_ranks():
-    """The methods reach their layers, and what is refused."""
+def _init_methods_reach_both_layers():
     ones, twos = partial(_constant, 1.0), partial(_constant, 2.0)
     for methods, last in (({}, 1), ({"output_init_method": twos}, 2)):
         model = ParallelMLP(HIDDEN, FFN, "swiglu", init_method=ones, **methods)
         assert [float(tensor.mean()) for tensor in full_state_dict(model).values()] == [1, 0, last, 0]
-    return refusals(
-        lambda: ParallelMLP(6, 9),
-        lambda: ParallelMLP(6, 9, "swiglu"),
-        lambda: ParallelMLP(6, 8, "relu"),
+
+
+def _refuse():
+    assert_refuses(
+        (lambda: ParallelMLP(6, 9), "out_features=9 can't be divided over 4 ranks"),
+        (lambda: ParallelMLP(6, 9, "swiglu"), "out_features/2=9 can't be"),
+        (lambda: ParallelMLP(6, 8, "relu"), "activation='relu' is not one of 'gelu', 'gelu_tanh', 'swiglu'"),
     )
 
 
-def test_init_methods_reach_both_layers_and_what_does_not_fit_is_refused():
-    columns = "can't be divided over 2 ranks"
-    of_gates, unknown = "out_features/2=9 can't be", "activation='relu' is not one of 'gelu', 'gelu_tanh', 'swiglu'"
-    assert_refused(launch(_on_two_ranks, 2), f"out_features=9 {columns}", of_gates, unknown)
+def _everything(group):
+    _train_all(group)
+    if group is None:
+        _init_methods_reach_both_layers()
+    if group is None and rank_and_size()[1] == 4:
+        _refuse()
+
+
+def test_equals_a_plain_mlp_with_one_all_reduce_of_bsh_elements_each_way():
+    """tests/gpu/test_on_the_cpu.py has other dtypes."""
+    everywhere(_everything)
 
 
 def test_options_reach_the_first_layer_which_is_four_times_as_wide_unless_told_otherwise():
