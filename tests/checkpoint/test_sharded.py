@@ -21,10 +21,12 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from tests.common import POINTER
 from tests.reference import assert_close, random
 from tplab import launch
 from tplab.checkpoint.pieces import pieces
 from tplab.checkpoint.sharded import load_sharded, save_sharded
+from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.plain import GPT, MLP
@@ -116,7 +118,7 @@ def _save(root, groups=None):
     number, group = own_group(groups)
     seed_all(5 + 10_000 * number, group)
     model = make(group)
-    optimizer = optimizer_of(OPTIMIZERS[dist.get_world_size(group)], model)
+    optimizer = optimizer_of(OPTIMIZERS[rank_and_size(group)[1]], model)
     train(model, optimizer, range(2))
     save_sharded(root / f"group{number}", model, optimizer=optimizer, extra=EXTRA, group=group)
     saved = held(model, optimizer)
@@ -145,7 +147,7 @@ def _load(checkpoints, groups=None):
 
 def _save_all(root):
     """What this number of ranks saves. Everything is in the same launch, because a launch takes longer."""
-    p = dist.get_world_size()
+    p = rank_and_size()[1]
     torch.manual_seed(4)
     save_sharded(root / f"large{p}", ParallelGPT(LARGE))
     found = {"saved": _save(root / f"p{p}")}
@@ -161,7 +163,7 @@ def _save_all(root):
 
 def _load_all(root):
     """What this number of ranks makes of all that was saved."""
-    p = dist.get_world_size()
+    p = rank_and_size()[1]
     found = {"loaded": _load([(root / f"p{p}" / "group0", OPTIMIZERS[p]) for p in WORLD_SIZES])}
     if p == 4:
         _go_on(root / "plain", root / "cut by tplab", partial(ParallelMLP, 8, dtype=torch.float64))
@@ -184,8 +186,10 @@ def runs(tmp_path_factory):
     plain, optimizer = plain_after_a_step()
     content = {"model": plain.state_dict(), "optimizer": get_optimizer_state_dict(plain, optimizer)}
     dcp.save(content, checkpoint_id=root / "plain", no_dist=True)
-    saved = {p: by_name(launch(_save_all, p, args=(root,), timeout=None)) for p in WORLD_SIZES}
-    loaded = {p: by_name(launch(_load_all, p, args=(root,), timeout=None)) for p in WORLD_SIZES}
+    saved, loaded = (
+        {p: by_name([program(root)] if p == 1 else launch(program, p, args=(root,), timeout=None)) for p in WORLD_SIZES}
+        for program in (_save_all, _load_all)
+    )
     return root, saved, loaded
 
 
@@ -538,6 +542,45 @@ def test_replicas_that_have_drifted_are_not_saved_silently(runs):
     load_sharded(folder / "saved", saved)
     for module in ("0", "1.down"):  # rank 0 has not changed its own
         assert torch.equal(before.get_submodule(module).bias, saved.get_submodule(module).bias)
+
+
+# Files that were copied only in part, or on top of another checkpoint
+
+SIZES = {"small": 2, "large": 50}
+
+
+@pytest.fixture
+def two_sizes(tmp_path):
+    for name, size in SIZES.items():
+        save_sharded(tmp_path / name, nn.Linear(size, size))
+    return tmp_path
+
+
+@pytest.mark.parametrize("under", SIZES)
+def test_a_file_of_another_checkpoint_is_named_with_both_sizes(under, two_sizes):
+    (over,) = SIZES.keys() - {under}
+    (file,) = (two_sizes / under).glob("*.distcp")
+    wanted = file.stat().st_size
+    shutil.copy(two_sizes / over / file.name, file)
+    with pytest.raises(
+        FileNotFoundError, match=rf"{file.name} has {file.stat().st_size:,} bytes instead of {wanted:,}"
+    ):
+        load_sharded(two_sizes / under, nn.Linear(SIZES[under], SIZES[under]))
+
+
+def test_a_file_that_the_metadata_does_not_list_is_named_unless_it_is_empty(two_sizes):
+    (two_sizes / "small" / "__1_0.distcp").write_bytes(b"")  # of a rank with nothing to write
+    load_sharded(two_sizes / "small", nn.Linear(2, 2))
+    shutil.copy(two_sizes / "large" / "__0_0.distcp", two_sizes / "small" / "__7_0.distcp")
+    with pytest.raises(ValueError, match="__7_0.distcp.*two checkpoints"):
+        load_sharded(two_sizes / "small", nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_git_lfs_pointer_is_told_from_a_truncated_file(name, two_sizes):
+    (two_sizes / "large" / name).write_text(POINTER)
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"{name} .*269,060,552 bytes.*git lfs pull"):
+        load_sharded(two_sizes / "large", nn.Linear(50, 50))
 
 
 # What a file could make a program do
