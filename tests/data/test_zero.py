@@ -16,7 +16,6 @@ from tplab.data.flat_parameters import Flat, broadcast, in_buckets
 from tplab.data.grad_norm import clip, grad_norm_of_pieces
 from tplab.data.zero import ELEMENTWISE, ZeRO1, ZeRO2, check_elementwise
 from tplab.data.zero3 import ZeRO3
-from tplab.data.zero_cost import zero_traffic
 from tplab.memory.memory_bill import ADAM, Recipe
 
 ADAMW = {"optimizer_class": torch.optim.AdamW, "lr": 0.02, "weight_decay": 0.1}
@@ -241,6 +240,15 @@ def test_zero_3_has_one_layer_whole_besides_the_rest(runs):
             assert found["peak"] == 8 * (rest + max(blocks))
 
 
+def expected(stage, parameters, m):
+    """The elements that a step with m backward passes sends, as in section 7 of the paper for m = 1."""
+    return {
+        1: {"reduce_scatter": parameters, "all_gather": parameters},
+        2: {"reduce_scatter": m * parameters, "all_gather": parameters},
+        3: {"reduce_scatter": m * parameters, "all_gather": 2 * m * parameters},
+    }[stage]
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_step_sends_what_the_paper_says(runs, stage):
     sizes = unit_sizes(stage)
@@ -249,16 +257,14 @@ def test_a_step_sends_what_the_paper_says(runs, stage):
         for name, m in (("AdamW", 1), ("SGD", 1), ("three backwards", 3)):
             sent = result[0][stage, name]["sent"]
             numbers = {kind: of_kind.bytes / 8 for kind, of_kind in sent.items()}
-            assert numbers == zero_traffic(stage, total, m)
+            assert numbers == expected(stage, total, m)
             assert sent["all_gather"].calls == len(sizes) * (2 * m if stage == 3 else 1)
 
 
-def test_the_papers_own_numbers_and_a_stage_that_there_is_not():
+def test_the_papers_own_numbers():
     """Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 ranks."""
     bills = [sum(zero_memory(stage, 7_500_000_000, 64).values()) / 1e9 for stage in range(4)]
     assert [round(bill, 1) for bill in bills] == [120, 31.4, 16.6, 1.9]
-    with pytest.raises(ValueError, match="no stage 4 of ZeRO: use one of 0, 1, 2, 3"):
-        zero_traffic(4, 1)
 
 
 # Other groups, one process, and what can't be

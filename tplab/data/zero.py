@@ -15,9 +15,9 @@ all-reduce.
     gradients [p n] -> reduce-scatter -> shard [n] -> optimizer -> shard of W [n] -> all-gather -> W [p n]
 
 ZeRO-1 reduces after backward. ZeRO-2 reduces each bucket as soon as it is full and frees the full gradients. With m
-backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, and formulas for the traffic are in
-`zero_cost`. (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; torch:
-ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
+backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3, in `zero3`, gathers the weights in each forward
+and backward pass and sends 3mΨ. (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models"; torch: ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
 
 import zlib
