@@ -62,7 +62,7 @@ def unwritten(x):
 
 
 def fails(x):
-    return x.reshape(7, -1)
+    return x.reshape(7, -1) if dist.get_rank() == 0 else x  # only there: of several, any rank may be the first
 
 
 def stuck(x):
