@@ -50,16 +50,11 @@ class Attention(nn.Module):
             self.kv = nn.Linear(hidden_size, kv_rows, qkv_bias, **place)
         self.out = nn.Linear(q_rows, hidden_size, bias, **place)
 
-    def forward(
-        self, x: Tensor, memory: Tensor | None = None, *, key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None, positions: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, memory: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return z [b, s, h]. In self-attention, the t keys belong to the s tokens of x.
 
         memory              [b, t, h], which the keys and values of cross-attention come from
         key_padding_mask    bool [b, t], True for padding, which no query attends to
-        attn_mask           values added to the scores, [s, t] or [b, heads, s, t]
-        positions           token positions for rotary embeddings, [s] or [b, s]; None: 0 to s - 1
         """
         if memory is None:
             y = self.qkv(x)  # [b, s, (n + 2 m) d]
@@ -69,22 +64,22 @@ class Attention(nn.Module):
             parts = self.q(x), *self.kv(memory).chunk(2, -1)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)  # [b, n or m, s or t, d]
         if self.rotary_base is not None:
-            positions = torch.arange(x.shape[1], device=x.device) if positions is None else positions
+            positions = torch.arange(x.shape[1], device=x.device)  # [s]
             angles = rotary_angles(positions, self.head_dim, self.rotary_base, self.rotary_scaling)
             q, k = rotate(q, angles), rotate(k, angles)
         dropout, grouped = self.dropout if self.training else 0.0, self.sharing > 1
-        if self.flash and key_padding_mask is None and attn_mask is None and self.sliding_window is None:
+        if self.flash and key_padding_mask is None and self.sliding_window is None:
             y = F.scaled_dot_product_attention(q, k, v, None, dropout, self.causal, enable_gqa=grouped)  # [b, n, s, d]
         else:
             k, v = (part.repeat_interleave(self.sharing, 1) if grouped else part for part in (k, v))  # [b, n, t, d]
             scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)  # [b, n, s, t]
-            scores = scores + self._mask(scores, key_padding_mask, attn_mask)
+            scores = scores + self._mask(scores, key_padding_mask)
             y = F.dropout(scores.softmax(-1), dropout) @ v  # [b, n, s, d]
         return self.out(y.transpose(1, 2).flatten(2))  # [b, s, n d] -> [b, s, h]
 
-    def _mask(self, scores: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor:
+    def _mask(self, scores: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Return what to add to scores [b, n, s, t], with -inf wherever a query may not attend to a key."""
-        mask = scores.new_zeros(scores.shape[-2:]) if attn_mask is None else attn_mask
+        mask = scores.new_zeros(scores.shape[-2:])
         if self.causal:
             places = torch.arange(scores.shape[-1], device=scores.device)
             ago = places[:, None] - places  # [s, s], how many tokens before the query a key is
@@ -108,8 +103,7 @@ def rotary_angles(positions: Tensor, head_dim: int, base: float, scaling: Rotary
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate each pair (i, i + d/2) of x [b, heads, s, d] by its angle, [s, d/2] or [b, s, d/2]."""
-    angles = angles.unsqueeze(-3)  # the same for all heads
+    """Rotate each pair (i, i + d/2) of x [b, heads, s, d] by its angle [s, d/2]."""
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
@@ -175,7 +169,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None = None, *, memory_padding_mask: Tensor | None = None, **masks: Any
     ) -> Tensor:
-        """Return z [b, s, h]. `masks` and positions are those of self-attention."""
+        """Return z [b, s, h]. `masks` are those of self-attention."""
         x = self._block(x, self.attention_norm, self.attention, **masks)
         if self.cross_attention is not None:
             x = self._block(x, self.cross_norm, self.cross_attention, memory, key_padding_mask=memory_padding_mask)

@@ -20,12 +20,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from tests.common import POINTER
 from tests.reference import assert_close, random
 from tplab import launch
 from tplab.checkpoint.pieces import pieces
 from tplab.checkpoint.sharded import load_sharded, save_sharded
+from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.plain import GPT, MLP
@@ -117,7 +118,7 @@ def _save(root, groups=None):
     number, group = own_group(groups)
     seed_all(5 + 10_000 * number, group)
     model = make(group)
-    optimizer = optimizer_of(OPTIMIZERS[dist.get_world_size(group)], model)
+    optimizer = optimizer_of(OPTIMIZERS[rank_and_size(group)[1]], model)
     train(model, optimizer, range(2))
     save_sharded(root / f"group{number}", model, optimizer=optimizer, extra=EXTRA, group=group)
     saved = held(model, optimizer)
@@ -146,7 +147,7 @@ def _load(checkpoints, groups=None):
 
 def _save_all(root):
     """What this number of ranks saves. Everything is in the same launch, because a launch takes longer."""
-    p = dist.get_world_size()
+    p = rank_and_size()[1]
     torch.manual_seed(4)
     save_sharded(root / f"large{p}", ParallelGPT(LARGE))
     found = {"saved": _save(root / f"p{p}")}
@@ -157,16 +158,13 @@ def _save_all(root):
         save_sharded(root / "copies", ParallelAttention(16, 4, 2, bias=False))
         found["side by side"] = _save(root / "side by side", [[0, 2], [1, 3]])
         found["drifted"] = _drifted(root / "drifted")
-        found["split again"] = _split_again(root / "split again")
     return found
 
 
 def _load_all(root):
     """What this number of ranks makes of all that was saved."""
-    p = dist.get_world_size()
+    p = rank_and_size()[1]
     found = {"loaded": _load([(root / f"p{p}" / "group0", OPTIMIZERS[p]) for p in WORLD_SIZES])}
-    if p == 2:
-        _go_on(root / "plain", root / "cut by torch", _cut_by_torch)
     if p == 4:
         _go_on(root / "plain", root / "cut by tplab", partial(ParallelMLP, 8, dtype=torch.float64))
         checkpoints = [(root / "side by side" / name, OPTIMIZERS[2]) for name in ("group1", "group0")]
@@ -183,13 +181,15 @@ def by_name(results):
 def runs(tmp_path_factory):
     """The checkpoints' folder, what each number of ranks saved, and what each number of ranks made of all of them."""
     root = tmp_path_factory.mktemp("checkpoints")
-    for name in ("refusals", "drifted", "split again"):
+    for name in ("refusals", "drifted"):
         (root / name).mkdir()
     plain, optimizer = plain_after_a_step()
     content = {"model": plain.state_dict(), "optimizer": get_optimizer_state_dict(plain, optimizer)}
     dcp.save(content, checkpoint_id=root / "plain", no_dist=True)
-    saved = {p: by_name(launch(_save_all, p, args=(root,), timeout=None)) for p in WORLD_SIZES}
-    loaded = {p: by_name(launch(_load_all, p, args=(root,), timeout=None)) for p in WORLD_SIZES}
+    saved, loaded = (
+        {p: by_name([program(root)] if p == 1 else launch(program, p, args=(root,), timeout=None)) for p in WORLD_SIZES}
+        for program in (_save_all, _load_all)
+    )
     return root, saved, loaded
 
 
@@ -330,12 +330,6 @@ def plain_after_a_step():
     return model, optimizer
 
 
-def _cut_by_torch():
-    """torch's own tensor parallelism, with DTensors."""
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    return parallelize_module(MLP(8, dtype=torch.float64), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
-
-
 def _go_on(source, target, make):
     """Go on from what a plain model saved, by one step, and save that."""
     model = make()
@@ -345,13 +339,12 @@ def _go_on(source, target, make):
     save_sharded(target, model, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("cut", ["cut by tplab", "cut by torch"])
-def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(cut, runs):
+def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(runs):
     plain, optimizer = plain_after_a_step()
     twin = MLP(8, dtype=torch.float64)
     twins = torch.optim.Adam(twin.parameters())
     wanted = {"model": twin.state_dict(), "optimizer": get_optimizer_state_dict(twin, twins)}
-    dcp.load(wanted, checkpoint_id=runs[0] / cut, no_dist=True)
+    dcp.load(wanted, checkpoint_id=runs[0] / "cut by tplab", no_dist=True)
     twin.load_state_dict(wanted["model"])
     set_optimizer_state_dict(twin, twins, wanted["optimizer"])
     step(plain, optimizer, 2)
@@ -360,12 +353,6 @@ def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(cut, r
             assert_close(twin.state_dict()[name], value)
         step(plain, optimizer, key)
         step(twin, twins, key)
-
-
-def test_dtensors_are_saved_in_shards(runs):
-    metadata = dcp.FileSystemReader(runs[0] / "cut by torch").read_metadata()
-    chunks = metadata.state_dict_metadata["optimizer.state.down.weight.exp_avg"].chunks
-    assert [tuple(chunk.offsets) for chunk in chunks] == [(0, 0), (0, 16)]
 
 
 class Counting(nn.Linear):
@@ -476,6 +463,7 @@ def _refusals(root):
     fewer = torch.optim.Adam(list(model.parameters())[1:])
     strange = torch.optim.SGD(Narrow().parameters())
     odd = Narrow()
+    dtensors = fully_shard(Narrow(), mesh=init_device_mesh("cpu", (2,)))
     factored = step_of(torch.optim.Adafactor(odd.parameters()), odd)
     other_group = ("ValueError", "layers.0.up.weight [4, 4] has its shards on ranks [0, 1], but")
     nothing = ("FileNotFoundError", "there is no checkpoint at", "none")
@@ -498,6 +486,7 @@ def _refusals(root):
     for words, name, target, options in (
         (other_group, f"alone{rank}", model, {"group": alone}),
         (("FileExistsError", "there is something at", "good"), "good", model, {}),
+        (("ValueError", "layers.0.up.weight is a DTensor"), "dtensors", dtensors, {}),
         (("ValueError", "of-rank1 isn't the directory that rank 0 has just made"), f"of-rank{rank}", model, {}),
         (("TypeError", "can't be saved"), "one", model, {"extra": {"f": torch.nn if rank else 1}}),
         (("ValueError", "row_var of layers.0.up.weight"), "factored", odd, {"optimizer": factored}),
@@ -514,20 +503,6 @@ def test_what_can_not_be_right_is_refused_on_all_ranks_and_nothing_changes(runs)
     assert saved[2]["refusals"] == [True, True]
     assert not (root / "refusals" / "one").exists()
     assert not (root / "refusals" / "factored").exists()
-
-
-def _split_again(root):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = ParallelMLP(8, group=mesh.get_group("tp"))
-    fully_shard(model, mesh=mesh["dp"])
-    return message(save_sharded, root / "model", model, group=mesh.get_group("tp"))
-
-
-def test_shards_that_fsdp_has_split_again_are_refused(runs):
-    root, saved, _ = runs
-    for text in saved[4]["split again"]:
-        assert "is a tensor-parallel shard, and fully_shard split it again over 2 ranks" in text
-    assert not any((root / "split again").iterdir())
 
 
 # Replicas that are none any more
@@ -567,6 +542,45 @@ def test_replicas_that_have_drifted_are_not_saved_silently(runs):
     load_sharded(folder / "saved", saved)
     for module in ("0", "1.down"):  # rank 0 has not changed its own
         assert torch.equal(before.get_submodule(module).bias, saved.get_submodule(module).bias)
+
+
+# Files that were copied only in part, or on top of another checkpoint
+
+SIZES = {"small": 2, "large": 50}
+
+
+@pytest.fixture
+def two_sizes(tmp_path):
+    for name, size in SIZES.items():
+        save_sharded(tmp_path / name, nn.Linear(size, size))
+    return tmp_path
+
+
+@pytest.mark.parametrize("under", SIZES)
+def test_a_file_of_another_checkpoint_is_named_with_both_sizes(under, two_sizes):
+    (over,) = SIZES.keys() - {under}
+    (file,) = (two_sizes / under).glob("*.distcp")
+    wanted = file.stat().st_size
+    shutil.copy(two_sizes / over / file.name, file)
+    with pytest.raises(
+        FileNotFoundError, match=rf"{file.name} has {file.stat().st_size:,} bytes instead of {wanted:,}"
+    ):
+        load_sharded(two_sizes / under, nn.Linear(SIZES[under], SIZES[under]))
+
+
+def test_a_file_that_the_metadata_does_not_list_is_named_unless_it_is_empty(two_sizes):
+    (two_sizes / "small" / "__1_0.distcp").write_bytes(b"")  # of a rank with nothing to write
+    load_sharded(two_sizes / "small", nn.Linear(2, 2))
+    shutil.copy(two_sizes / "large" / "__0_0.distcp", two_sizes / "small" / "__7_0.distcp")
+    with pytest.raises(ValueError, match="__7_0.distcp.*two checkpoints"):
+        load_sharded(two_sizes / "small", nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_git_lfs_pointer_is_told_from_a_truncated_file(name, two_sizes):
+    (two_sizes / "large" / name).write_text(POINTER)
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"{name} .*269,060,552 bytes.*git lfs pull"):
+        load_sharded(two_sizes / "large", nn.Linear(50, 50))
 
 
 # What a file could make a program do

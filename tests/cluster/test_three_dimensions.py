@@ -4,58 +4,27 @@ The reference is ParallelGPT on one process, which other tests hold to Hugging F
 """
 
 import dataclasses
-from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.cluster.grids import (
+    BATCH,
+    CASES_8,
+    CLIPPED,
+    CONFIG,
+    CUTS,
+    SEQUENCE_PARALLEL,
+    batch,
+    one_process,
+    trained,
+)
 from tests.reference import assert_close
 from tplab import launch
 from tplab.cluster.three_dimensions import Training3D
 from tplab.data.grid import Grid
-from tplab.data.zero3 import ZeRO3
-from tplab.gpt.model import ParallelGPT
-from tplab.memory.config import GPTConfig
 from tplab.pipeline.schedules import gpipe, zero_bubble
-from tplab.tensor.rng import seed_all
-
-CONFIG = GPTConfig(
-    num_layers=3, hidden_size=8, num_heads=2, num_kv_heads=1, vocab_size=37, seq_length=6, dropout=0.0
-)  # fmt: skip
-SEED, STEPS, BATCH, MAX_NORM = 7, 4, 8, 0.5
-DTYPE = torch.float64
-OPTIONS = {"lr": 0.02, "weight_decay": 0.1}
-
-
-def batch(step):
-    """Whole: [8, 6] ids and targets, some of which don't count, more of them in the first half."""
-    generator = torch.Generator().manual_seed(step)
-    ids, targets = torch.randint(0, CONFIG.vocab_size, (2, BATCH, 6), generator=generator)
-    targets[:3, :4] = -100
-    targets[5, 2] = -100
-    return ids, targets
-
-
-def _trained(grid, micro_batches, **options):
-    size = BATCH // (grid.dp * micro_batches)
-    training = Training3D(
-        CONFIG, grid, torch.optim.AdamW, micro_batches=micro_batches, micro_batch_size=size, seed=SEED, dtype=DTYPE,
-        **OPTIONS, **options,
-    )  # fmt: skip
-    losses, norms = [], []
-    for step in range(STEPS):
-        losses.append(training.step(*batch(step)))
-        norms.append(float(training.norm))
-    return losses, norms, weights_of(training.training.optimizer, training.stage)
-
-
-def weights_of(optimizer, model):
-    with optimizer.gathered() if isinstance(optimizer, ZeRO3) else nullcontext():
-        return {
-            name: (parameter.detach().clone(), getattr(parameter, "tensor_parallel", None))
-            for name, parameter in model.named_parameters()
-        }
 
 
 def _refused():
@@ -64,7 +33,6 @@ def _refused():
     return str(error.value)
 
 
-CUTS, SEQUENCE_PARALLEL, CLIPPED = {"layers_per_stage": [2, 1]}, {"sequence_parallel": True}, {"max_norm": MAX_NORM}
 CASES_4 = [
     (Grid(2, 1, 2), 2, {"zero": 1, **CLIPPED}),
     (Grid(2, 2, 1), 2, {**CUTS, "max_norm": None}),
@@ -73,11 +41,6 @@ CASES_4 = [
     *((Grid(2, 2, 1), m, {"zero": stage, "schedule": zero_bubble, **CLIPPED, **CUTS}) for stage, m in [(2, 4), (3, 4)]),
     (Grid(2, 2, 1), 1, {**CLIPPED, **CUTS}),  # with one micro-batch
     (Grid(1, 2, 2), 4, {"schedule": gpipe, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
-]
-CASES_8 = [
-    (Grid(2, 2, 2), 4, {"zero": 1, **CLIPPED, **CUTS}),
-    (Grid(2, 2, 2), 2, {"zero": 2, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
-    (Grid(2, 2, 2), 2, {"zero": 3, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
 ]
 
 
@@ -103,28 +66,11 @@ def _seeds():
 
 
 def _on_4():
-    return [_trained(grid, m, **options) for grid, m, options in CASES_4], _refused(), _seeds()
+    return [trained(grid, m, **options) for grid, m, options in CASES_4], _refused(), _seeds()
 
 
 def _on_8():
-    return [_trained(grid, m, **options) for grid, m, options in CASES_8], dist.get_world_size()
-
-
-def one_process(max_norm):
-    seed_all(SEED)
-    model = ParallelGPT(CONFIG, dtype=DTYPE)
-    optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
-    losses, norms = [], []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = model(*batch(step))
-        loss.backward()
-        losses.append(loss.item())
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm or torch.inf)))
-        optimizer.step()
-    whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    whole["embedding.weight"] = whole["embedding.weight"][: CONFIG.vocab_size]  # without the padding
-    return losses, norms, whole
+    return [trained(grid, m, **options) for grid, m, options in CASES_8], dist.get_world_size()
 
 
 def assert_same(results, cases):

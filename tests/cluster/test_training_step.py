@@ -4,14 +4,13 @@ tests/cluster/test_three_dimensions.py compares its results with plain PyTorch f
 """
 
 import gc
-from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from tests.reference import assert_close, random
+from tests.reference import random
 from tests.tensor.on_ranks import assert_refused, refusals
 from tplab import launch
 from tplab.cluster.training_step import TrainingStep
@@ -314,7 +313,6 @@ def test_the_next_step_starts_without_gradients_even_of_parameters_that_are_not_
         ({"zero": 4}, "zero=4 is not one of the stages"),
         ({"zero": 3}, "this model has no `layers`"),
         ({"zero": 1, "norm": print}, "norm reads .grad, which zero=1 empties"),
-        ({"master_dtype": torch.float64}, "master_dtype needs zero=1, 2 or 3"),
         ({"max_norm": -1.0}, "should be 0 or more, or None"),
         ({"max_norm": torch.nan}, "should be 0 or more, or None"),
     ],
@@ -346,48 +344,6 @@ def test_a_bucket_is_under_way_while_backward_computes_the_next_one(two):
             # of four layers' buckets: the first layer's isn't there yet, the second's is under way, the others are done
             assert during == [(False, False), (False, True), (True, False), (True, False)]
             assert after
-
-
-@dataclass
-class Output:
-    y: Tensor
-    extra: list[Tensor]
-
-
-class Wraps(nn.Linear):
-    """Returns its output in a dataclass, or in an object in which ZeRO can't look for tensors."""
-
-    is_plain = False
-
-    def forward(self, x):
-        y = super().forward(x)
-        return type("Result", (), {"y": y})() if self.is_plain else Output(y, [y.sum(), torch.ones(())])
-
-
-class Unwraps(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = Wraps(3, 3)
-
-    def forward(self, x):
-        return self.layer(x).y
-
-
-def test_zero_3_finds_the_tensors_in_a_dataclass_and_says_so_if_it_finds_none():
-    plain, model = nn.Linear(3, 3), Unwraps()
-    model.layer.load_state_dict(plain.state_dict())
-    training = TrainingStep(model, SGD, zero=3, layers=[model.layer], lr=0.5)
-    x = random((2, 3), "x", dtype=torch.float32)
-    with training.micro_batch():
-        model(x).square().sum().backward()
-    training.update()
-    plain(x).square().sum().backward()
-    with training.optimizer.gathered():
-        assert_close(model.layer.weight.detach(), (plain.weight - 0.5 * plain.weight.grad).detach(), 1e-6)
-
-    model.layer.is_plain = True
-    with pytest.raises(TypeError, match="Wraps returns Result, in which ZeRO-3 finds no tensor"):
-        model(x)
 
 
 # Changes and mistakes after the step was made

@@ -1,7 +1,7 @@
-"""Collectives by hand: `tplab.collectives.by_hand`, against torch's own and against sums in plain torch, on real ranks.
+"""Collectives by hand: `tplab.collectives.by_hand`, against sums in plain torch, on real ranks.
 
 Every rank has other random numbers, so that a chunk that went to the wrong rank, or was added twice, is seen. A single
-launch of five ranks has groups of one to five.
+launch of five ranks has groups of one to five. tests/gpu/test_on_the_cpu.py has other dtypes.
 """
 
 from itertools import pairwise
@@ -66,25 +66,6 @@ def assert_right(group=None):
             shares = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
             assert not (shares and out.numel()), "a result shares memory with the caller's tensor"
         assert torch.equal(x, before), "the caller's tensor was written to"
-
-
-def assert_like_torchs(group):
-    """Sums may round in another order: by one step of the dtype for each addition, and not at all for integers."""
-    rank, p = rank_and_size(group)
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int8):
-        x = (random((60, 5), dist.get_rank()) * 100).to(dtype)
-        reduced, scattered, gathered = x.clone(), torch.empty_like(x.chunk(p)[rank]), [x.clone() for _ in range(p)]
-        dist.all_reduce(reduced, group=group)
-        dist.reduce_scatter(scattered, list(x.chunk(p)), group=group)
-        dist.all_gather(gathered, x, group=group)
-        mine = ring_all_reduce(x, group), tree_all_reduce(x, group), ring_reduce_scatter(x, group)
-        pairs = [
-            *zip(mine, (reduced, reduced, scattered), strict=True),
-            (ring_all_gather(x, group), torch.cat(gathered)),
-        ]
-        for own, theirs in pairs:
-            assert own.dtype == dtype
-            assert_close(own.double(), theirs.double(), p * torch.finfo(dtype).eps if dtype.is_floating_point else 0)
 
 
 def tree_sent(shape, rank, p):
@@ -160,7 +141,6 @@ def _in_groups_of_one_to_five():
     threes, twos, four, one = map(dist.new_group, ([0, 2, 4], [1, 3], [0, 1, 2, 3], [4]))
     for group in (twos if rank % 2 else threes, one if rank == 4 else four, None):
         assert_right(group)
-        assert_like_torchs(group)
         assert_traffic(group)
         assert_large_messages_do_not_wait_for_each_other(group)
     if rank < 4:
@@ -200,9 +180,7 @@ def test_formulas_of_the_books():
         n = 16 * p * p
         assert [ring_sent((n,), rank, p) for rank in range(p)] == [2 * (p - 1) * n // p] * p
         assert sum(ring_sent((n + 1,), rank, p) for rank in range(p)) == 2 * (p - 1) * (n + 1)
-        assert sum(tree_sent((n,), rank, p) for rank in range(p)) == 2 * (p - 1) * n
         assert 2 ** tree_depth(p) >= p > 2 ** (tree_depth(p) - 1)
-        assert tree_sent((n,), 0, p) == n * tree_depth(p)
         for size in (0, 1, p - 1, n, n + 1):
             assert chunk_sizes(size, p) == [len(chunk) for chunk in torch.zeros(size).tensor_split(p)]
 

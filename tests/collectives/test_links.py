@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.tensor.on_ranks import refusals
-from tplab import launch
+from tplab import launch, record
 from tplab.collectives.links import PUBLISHED, SIZES, Link, fit, measure_all_reduces, measure_link
 
 ALPHA, BETA = 20e-6, 1 / 3e9
@@ -92,28 +92,30 @@ def test_published_links_have_the_vendors_bandwidths_and_a_source():
     assert all(one.bandwidth > other.bandwidth for one, other in pairwise(PUBLISHED.values()))
 
 
-def _measured(sizes):
+SMALL_SIZES, SUMS = (4, 1024, 65536), (48, 4800)
+
+
+def _measured():
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    return measure_link(sizes, rounds=3), refusals(lambda: measure_link(group=alone))
+    refused = refusals(lambda: measure_link(group=alone))
+    with record() as messages:
+        points = measure_link(SMALL_SIZES, rounds=3)
+    with record() as sums:
+        times = measure_all_reduces(SUMS, rounds=2)
+    sent = [[call.bytes for call in section if call.kind == "send"] for section in (messages, sums)]
+    return points, times, sent, refused
 
 
-def test_a_link_is_measured_and_every_rank_has_the_points_and_one_rank_has_no_link():
+def test_links_rings_and_trees_are_measured_and_every_rank_has_the_same_numbers():
     """What is measured is a property of the machine; here only that something was, and that it is the same for all."""
-    sizes = (4, 1024, 65536)
-    ran = launch(_measured, 3, args=(sizes,))
-    measured = ran[0][0]
-    assert [size for size, _ in measured] == list(sizes)
-    assert all(0 < seconds < math.inf for _, seconds in measured)
-    assert all(points == measured and "two ends" in refused for points, (refused,) in ran)
-    sent = [c.bytes for c in ran.record.of_rank(0) if c.kind == "send"]
-    assert sent == [size for size in sizes for _ in range(4)] * 3
-
-
-def test_rings_and_trees_are_timed_and_every_rank_has_the_times():
-    sizes = (48, 4800)
-    measured = launch(measure_all_reduces, 3, args=(sizes,), kwargs={"rounds": 2})
-    assert all(0 < seconds < math.inf for times in measured[0].values() for seconds in times)
-    assert {way: len(times) for way, times in measured[0].items()} == {"ring": 2, "tree": 2}
-    assert all(other == measured[0] for other in measured)
-    by_tree = [c.bytes for c in measured.record.of_rank(2) if c.kind == "send" and c.bytes in sizes]
-    assert by_tree == [48, 4800] * 2  # the last rank of a tree sends its full tensor once per all-reduce
+    ran = launch(_measured, 3)
+    points, times, (sent, _), _ = ran[0]
+    assert sent == [size for size in SMALL_SIZES for _ in range(4)] * 3
+    assert [size for size in ran[2][2][1] if size in SUMS] == [48, 4800] * 2  # the last rank of a tree sends all of it
+    assert [size for size, _ in points] == list(SMALL_SIZES)
+    assert all(0 < seconds < math.inf for _, seconds in points)
+    assert {way: len(seconds) for way, seconds in times.items()} == {"ring": 2, "tree": 2}
+    assert all(0 < seconds < math.inf for way in times.values() for seconds in way)
+    for of_rank in ran:
+        assert of_rank[:2] == (points, times)
+        assert "two ends" in of_rank[3][0]

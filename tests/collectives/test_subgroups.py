@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.tensor.on_ranks import assert_refused, refusals
+from tests.tensor.on_ranks import assert_refuses
 from tplab import launch
 from tplab.collectives.subgroups import split
 from tplab.runtime import RankError
@@ -18,8 +18,12 @@ def sum_in(group: dist.ProcessGroup) -> tuple[list[int], int]:
     return dist.get_process_group_ranks(group), int(x)
 
 
+WRONG = ([[0]], [[0, 1, 2], [1, 3]], [[0, 1, 2]], [[0, 1, 2, 3, 4]], [])  # don't have each of four ranks once
+
+
 def splits() -> list[tuple[list[int], int]]:
     rank = dist.get_rank()
+    assert_refuses(*((partial(split, None, parts), "should have each of 4 ranks exactly once") for parts in WRONG))
     found = [sum_in(split(None, [[0, 3], [1], [2]])), sum_in(split(None, [range(4)]))]
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     if rank >= 2:  # the others don't take part
@@ -35,14 +39,6 @@ def test_each_rank_gets_the_group_of_its_part() -> None:
         [([2], 100), everyone, ([2], 100)],
         [ends, everyone, ([3], 1000)],
     ]
-
-
-def wrong_splits() -> list[str]:
-    return refusals(*(partial(split, None, parts) for parts in ([[0]], [[0, 1], [1]], [[0, 1, 2]], [])))
-
-
-def test_parts_that_do_not_have_each_rank_once_are_refused() -> None:
-    assert_refused(launch(wrong_splits, 2), *["should have each of 2 ranks exactly once"] * 4)
 
 
 def splits_after_one_more_group_on_rank_0() -> None:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.common import POINTER
 from tplab.common.downloads import check_safetensors, damaged, pointer, read_json
-
-POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 269060552\n"
 
 
 @pytest.mark.parametrize("text", [POINTER, POINTER.replace("\n", "\r\n"), POINTER.rstrip("\n")])

@@ -15,7 +15,6 @@ from tests.reference import random
 
 IN, HIDDEN, CLASSES = 5, 7, 3
 ROWS = 4  # of a rank's batch
-FLOAT64 = torch.float64
 
 
 class Block(nn.Module):
@@ -28,7 +27,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, key: object = 0, dtype: torch.dtype = FLOAT64) -> None:
+    def __init__(self, key: object = 0) -> None:
         super().__init__()
         self.first = nn.Linear(IN, HIDDEN)
         self.blocks = nn.ModuleList([Block(), Block(), Block()])
@@ -37,7 +36,7 @@ class Net(nn.Module):
         self.spare = nn.Linear(HIDDEN, HIDDEN)
         self.last = nn.Linear(HIDDEN, CLASSES)
         self.register_buffer("scale", torch.ones(HIDDEN, HIDDEN).t())
-        self.to(dtype)
+        self.double()
         with torch.no_grad():
             for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
                 tensor.copy_(random(tuple(tensor.shape), "weights", name, key) / 2)
@@ -51,9 +50,9 @@ class Net(nn.Module):
         return self.last(self.spare(x) if spare else x)
 
 
-def batch(rank: int, step: int, dtype: torch.dtype = FLOAT64) -> tuple[Tensor, Tensor]:
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
     """x [4, 5] and classes [4]; all of them count."""
-    x = random((ROWS, IN), "x", rank, step, dtype=dtype)
+    x = random((ROWS, IN), "x", rank, step)
     return x, torch.randint(0, CLASSES, (ROWS,), generator=torch.Generator().manual_seed(100 * rank + step))
 
 

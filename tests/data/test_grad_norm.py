@@ -1,9 +1,7 @@
 """The norm of a gradient that lies on many ranks is that of the plain model, as torch's clip_grad_norm_ takes it.
 
-The reference of the GPT is ParallelGPT on one process, which other tests hold to Hugging Face's.
+tests/cluster/test_three_dimensions.py has the norms of a GPT with a tied table and copies of the one K, V head.
 """
-
-import dataclasses
 
 import pytest
 import torch
@@ -15,13 +13,6 @@ from tplab import launch, record
 from tplab.data.flat_parameters import Flat
 from tplab.data.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_of_pieces
 from tplab.data.grid import mesh
-from tplab.gpt.model import ParallelGPT
-from tplab.memory.config import GPTConfig
-from tplab.pipeline.executor import Pipeline
-from tplab.pipeline.p2p import Channels
-from tplab.pipeline.schedules import one_f_one_b
-from tplab.pipeline.stages import gpt_stages
-from tplab.tensor.rng import seed_all
 from tplab.tensor.sharding import Block, Sharding
 
 # By hand: a replicated parameter, one cut by rows, a fused one with fewer K, V heads than ranks, one without gradient
@@ -106,58 +97,13 @@ def test_nothing_is_made_longer():
     assert gradient.norm() == pytest.approx(1)
 
 
-# A GPT in two stages of two ranks each: tied table, copies of the one K, V head
-
-TIED = GPTConfig(
-    num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, vocab_size=37, seq_length=6, dropout=0.0
-)  # fmt: skip
-UNTIED = dataclasses.replace(TIED, tied_embedding=False, learned_positions=False, bias=False, gated=True)
-MAX_NORM = 0.1
-
-
-def gpt_batch():
-    return torch.randint(0, TIED.vocab_size, (2, 4, 5), generator=torch.Generator().manual_seed(3))
-
-
-def _of_a_gpt():
-    m, found = mesh(pp=2, tp=2), []
-    channels, tp = Channels(m.get_group("pp")), m.get_group("tp")
-    for config in (TIED, UNTIED):
-        seed_all(5)
-        model = ParallelGPT(config, dtype=torch.float64, group=tp)
-        stage = gpt_stages(model, 2)[m.get_local_rank("pp")]
-        pipeline = Pipeline(
-            [stage], one_f_one_b(2, 2), shape=(2, 5, 8), dtype=torch.float64, loss_sum=stage.loss_sum,
-            tied=stage.tied, channels=channels,
-        )  # fmt: skip
-        ids, targets = gpt_batch()
-        pipeline.step(ids.chunk(2), targets.chunk(2))
-        norm = clip_grad_norm(stage.parameters(), MAX_NORM, m, tied=stage.tied)
-        gradients = {
-            name: (parameter.grad, getattr(parameter, "tensor_parallel", None))
-            for name, parameter in stage.named_parameters()
-        }
-        found.append((norm, gradients))
-    return found
-
-
-def _everything():
-    return _of_shards(), _of_a_gpt()
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    """What four ranks found of the shards, and of the GPT."""
-    return list(zip(*launch(_everything, 4, timeout=200), strict=True))
-
-
-def test_each_number_counts_once_and_every_rank_clips_by_the_same_factor(ranks):
+def test_each_number_counts_once_and_every_rank_clips_by_the_same_factor():
     whole = [nn.Parameter(torch.zeros_like(gradient)) for gradient in whole_gradients().values()]
     for parameter, gradient in zip(whole, whole_gradients().values(), strict=True):
         parameter.grad = gradient
     norm = nn.utils.clip_grad_norm_(whole, 0.5)
     factor = 0.5 / (norm + 1e-6)
-    for rank, (((found, gradients, sent), (of_pieces, more)), others, nobody) in enumerate(ranks[0]):
+    for rank, (((found, gradients, sent), (of_pieces, more)), others, nobody) in enumerate(launch(_of_shards, 4)):
         for each in (found, of_pieces, *others):
             assert_close(each, norm)
         for gradient, own in zip(gradients[:-1], own_parameters(rank, 4), strict=False):
@@ -166,21 +112,3 @@ def test_each_number_counts_once_and_every_rank_clips_by_the_same_factor(ranks):
         assert sent == {"all_reduce": (1, 8)}
         assert more == {"all_reduce": (2, 16)}
         assert nobody == 0
-
-
-def test_a_gpt_on_a_mesh_is_clipped_like_the_whole_one(ranks):
-    for number, config in enumerate((TIED, UNTIED)):
-        seed_all(5)
-        model = ParallelGPT(config, dtype=torch.float64)
-        model(*gpt_batch()).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-        assert norm > 2 * MAX_NORM
-        whole = {name: parameter.grad for name, parameter in model.named_parameters()}
-        for name in whole.keys() & {"embedding.weight", "head.weight"}:
-            whole[name] = whole[name][: config.vocab_size]  # without the padding
-        for rank, result in enumerate(ranks[1]):
-            found, gradients = result[number]
-            assert_close(found, norm)
-            for name, (gradient, sharding) in gradients.items():
-                expected = whole[name]
-                assert_close(gradient, expected if sharding is None else sharding.shard(expected, rank % 2, 2))

@@ -9,8 +9,13 @@ from functools import cache
 import torch
 from torch import nn
 
+from tplab.gpt.hugging_face import from_hugging_face, gpt_config
+from tplab.gpt.model import ParallelGPT
+from tplab.tensor.full_state import load_full_state_dict
+
 HIDDEN, HEADS, DIM, FFN, LENGTH, LAYERS, VOCAB = 16, 4, 4, 24, 24, 2, 300
 WINDOW = 4
+BATCH, PROMPT, NEW = 3, 5, 12  # texts, and their tokens before and after generation
 KINDS = ("gpt2", "llama", "llama 1 kv", "llama 3.1", "qwen2", "mistral")
 SCALED = {"rope_type": "llama3", "rope_theta": 50.0, "factor": 4.0, "low_freq_factor": 0.5, "high_freq_factor": 2.0}
 
@@ -54,6 +59,30 @@ def use_torchs_rms_norm(model):
                 norm = nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon)
                 norm.weight = child.weight
                 setattr(module, name, norm)
+
+
+# What they are given
+
+
+def prompt():
+    return torch.randint(0, VOCAB, (BATCH, PROMPT), generator=torch.Generator().manual_seed(8))
+
+
+def given(kind):
+    model = hugging_face(kind)
+    return model.state_dict(), gpt_config(model.config.to_dict())
+
+
+def make(state, config, group=None):
+    model = ParallelGPT(config, dtype=torch.float64, group=group)
+    load_full_state_dict(model, from_hugging_face(state, config), group)
+    return model
+
+
+def tokens():
+    generator = torch.Generator().manual_seed(8)
+    ids, targets = (torch.randint(0, VOCAB, (2, LENGTH), generator=generator) for _ in range(2))
+    return ids, targets
 
 
 def their_text(model, prompt, new):

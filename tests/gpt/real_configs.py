@@ -30,20 +30,11 @@ _QWEN2: dict[str, Any] = {
 
 REAL: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
-    "gpt2-xl": {**_GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48, "output_past": True, "n_special": 0,
-                "predict_special_tokens": True},
-    "distilgpt2": {**_GPT2, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "n_layer": 6},
     "SmolLM2-135M": _SMOLLM2,
     "SmolLM2-135M-Instruct": {
         **_SMOLLM2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "mlp_bias": False,
         "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
     },
-    "SmolLM2-1.7B": {
-        **{name: value for name, value in _SMOLLM2.items() if name not in ("is_llama_config", "rope_interleaved")},
-        "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_hidden_layers": 24,
-        "num_key_value_heads": 32, "initializer_range": 0.02, "rope_theta": 130000, "mlp_bias": False,
-    },
-    "Qwen2-0.5B": _QWEN2,
     "Qwen2.5-0.5B": {**_QWEN2, "max_position_embeddings": 32768, "sliding_window": 32768, "use_mrope": False},
     "TinyLlama-1.1B": {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2,

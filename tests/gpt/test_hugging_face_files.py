@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.common.test_downloads import POINTER
+from tests.common import POINTER
 from tplab.gpt.hugging_face import from_hugging_face
 from tplab.gpt.hugging_face_folder import config_of_folder, load_folder
 from tplab.gpt.model import ParallelGPT

@@ -117,7 +117,7 @@ def test_other_names_of_gpt2s_sizes_are_accepted_if_they_agree():
     assert gpt_config(REAL["gpt2"] | names | {"is_causal": True}) == gpt_config(REAL["gpt2"])
 
 
-@pytest.mark.parametrize(("name", "size"), [("gpt2", "n_layer"), ("Qwen2-0.5B", "intermediate_size")])
+@pytest.mark.parametrize(("name", "size"), [("gpt2", "n_layer"), ("Qwen2.5-0.5B", "intermediate_size")])
 def test_a_size_that_is_missing_is_named(name, size):
     for config in ({key: value for key, value in REAL[name].items() if key != size}, REAL[name] | {size: None}):
         with pytest.raises(ValueError, match=f"lacks {size}"):

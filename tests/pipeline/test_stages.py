@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tests.gpt.random_models import VOCAB, hugging_face, their_text
-from tests.gpt.test_generation import NEW, given, prompt
-from tests.gpt.test_generation import make as make_gpt
+from tests.gpt.random_models import NEW, VOCAB, given, hugging_face, prompt, their_text
+from tests.gpt.random_models import make as make_gpt
 from tests.reference import assert_close
 from tplab import launch
 from tplab.data.grid import mesh

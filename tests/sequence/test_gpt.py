@@ -1,21 +1,35 @@
-"""Layers and a GPT with the sequence cut over ranks: `tplab.sequence.gpt`, against plain models on one process.
+"""Layers and a GPT with the sequence split over ranks: `tplab.sequence.gpt`, against plain models on one process.
 
-The layer is compared with `tplab.plain.Layer`, and the GPT with Hugging Face's, as in test_transformer and test_model,
-whose tables say which shard of each gradient a rank should hold. Here each rank gets only its own tokens.
+The models and the layers are those of tests/gpt. Here each rank gets only its own tokens.
 """
 
 import copy
+from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from tests.gpt import test_model as gpt
-from tests.gpt.test_transformer import BATCH, HIDDEN, cuts, make, run_layer, run_plain
-from tests.reference import assert_close, cut
-from tests.tensor.on_ranks import GROUPS, assert_refused, assert_shards, own_group, refusals, traffic
+from tests.gpt.twins import (
+    BATCH,
+    GPT2,
+    HIDDEN,
+    KINDS,
+    LLAMA,
+    ONE_KV_HEAD,
+    VOCAB,
+    gpt_batches,
+    ids_and_targets,
+    layer_batches,
+    parallel_gpt,
+    parallel_layer,
+    plain_gpt,
+    plain_layer,
+)
+from tests.reference import assert_close
+from tests.tensor.on_ranks import assert_refused, assert_trains_like, own_group, refusals, traffic
 from tplab import launch, record
+from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
@@ -28,90 +42,61 @@ from tplab.sequence.gpt import (
 )
 from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
+from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import seed_all
 
-SEQUENCE, MEMORY, STEPS = 8, 4, 4
+SEQUENCE, MEMORY = 8, 4
 SIZE = BATCH * SEQUENCE * HIDDEN * 8  # bytes of [b, s, h] in float64
+ALONG_THE_SEQUENCE = dict.fromkeys(("x", "memory", "out"), (1, 1))
 RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times (p-1)/p of its bytes, sent by each rank
+
 
 # The layer
 
-LAYER_OPTIONS = ({}, {"gather_again": True}, {"async_grad_allreduce": True})
-LAYER_CASES = [(kind, options) for kind in ("encoder", "causal", "decoder") for options in LAYER_OPTIONS]
 
-
-def layer_run(kind, options, group=None):
-    rank, p = dist.get_rank(group), dist.get_world_size(group)
-    options = dict(options)
-    region = GATHER_AGAIN if options.pop("gather_again", False) else SEQUENCE_PARALLEL
-    layer = make(kind, group, region=region, **options)
-    result, sent = run_layer(layer, kind, SEQUENCE, MEMORY, part=lambda whole: cut(whole, 1, rank, p))
-    with record() as summing:
-        allreduce_sequence_parallel_gradients(layer, group)
-    return {
-        "before": result,
-        "after": result | {f"d{name}": parameter.grad for name, parameter in layer.named_parameters()},
-        "traffic": [*sent, *traffic(summing)],
-        "marked": {name for name, parameter in layer.named_parameters() if hasattr(parameter, "sequence_parallel")},
-    }
-
-
-def _layer_runs():
-    return [layer_run(*case) for case in LAYER_CASES]
-
-
-@pytest.fixture(scope="module")
-def layers():
-    return launch(_layer_runs, 4, timeout=200)
-
-
-def assert_layer_equals_plain(kind, results):
-    along_the_sequence = dict.fromkeys(("out", "dx", "dmemory"), (1, 1))
-    expected = run_plain(kind, SEQUENCE, MEMORY)
-    assert_shards([result["after"] for result in results], expected, cuts(kind) | along_the_sequence)
-
-
-def test_a_layer_equals_the_plain_one_in_output_and_every_gradient(layers):
-    for case, (kind, _) in enumerate(LAYER_CASES):
-        assert_layer_equals_plain(kind, [result[case] for result in layers])
-
-
-def small(name):
-    """Whether every rank holds all of a parameter."""
-    return "norm" in name or name.endswith(("out.bias", "down.bias"))
-
-
-def test_without_the_all_reduce_the_gradients_of_what_is_not_cut_are_summands(layers):
-    for case in range(0, len(LAYER_CASES), len(LAYER_OPTIONS)):
-        kind = LAYER_CASES[case][0]
-        gradients, names = run_plain(kind, SEQUENCE, MEMORY), set(filter(small, cuts(kind)))
-        for name in names:
-            summands, gradient = [result[case]["before"][f"d{name}"] for result in layers], gradients[f"d{name}"]
-            assert_close(sum(summands), gradient)
-            assert not any(torch.allclose(summand, gradient, rtol=0.01) for summand in summands)
-        assert all(result[case]["marked"] == names for result in layers)
-
-
-def test_what_a_layer_sends(layers):
+def _train_layers(group=None):
+    """With the all-reduce after backward, all gradients are those of plain layers."""
     gather, scatter = ("all_gather", None, SIZE), ("reduce_scatter", "sum", SIZE)
-    small_bytes = 8 * 6 * HIDDEN  # two norms, two biases
-    for result in layers:
-        for case, (kind, options) in enumerate(LAYER_CASES):
-            if kind != "causal":
-                continue
-            forward, backward, summing = result[case]["traffic"]
-            one_block = [gather, gather, scatter] if options.get("gather_again") else [gather, scatter]
-            assert forward == [gather, scatter] * 2
-            assert backward == one_block * 2
-            assert summing == [("all_reduce", "sum", small_bytes)]
+    for region, overlap in ((SEQUENCE_PARALLEL, False), (GATHER_AGAIN, False), (SEQUENCE_PARALLEL, True)):
+        for kind in KINDS:
+            layer = parallel_layer(kind, group, region=region, async_grad_allreduce=overlap)
+            steps = layer_batches(kind, SEQUENCE, MEMORY)
+            sent = assert_trains_like(
+                plain_layer(kind), layer, steps, group, cuts=ALONG_THE_SEQUENCE, lr=0.1,
+                after_backward=lambda model: allreduce_sequence_parallel_gradients(model, group),
+            )  # fmt: skip
+            if kind == "causal":
+                of_a_block = [gather, gather, scatter] if region is GATHER_AGAIN else [gather, scatter]
+                assert sent == [[gather, scatter] * 2, of_a_block * 2]
+
+
+def _without_the_all_reduce():
+    """The gradients of what is replicated are summands. One all-reduce sums all of them."""
+    plain, layer = plain_layer("causal"), parallel_layer("causal", region=SEQUENCE_PARALLEL)
+    load_full_state_dict(layer, plain.state_dict())
+    (given, dy), _ = layer_batches("causal", SEQUENCE)
+    plain(given["x"]).backward(dy)
+    rank, p = dist.get_rank(), dist.get_world_size()
+    layer(given["x"].chunk(p, 1)[rank]).backward(dy.chunk(p, 1)[rank])
+    replicated = {n for n, _ in plain.named_parameters() if "norm" in n or n.endswith(("out.bias", "down.bias"))}
+    marked = {name for name, parameter in layer.named_parameters() if hasattr(parameter, "sequence_parallel")}
+    assert marked == replicated
+    for name in replicated:
+        summand, gradient = layer.get_parameter(name).grad.clone(), plain.get_parameter(name).grad
+        assert not torch.allclose(summand, gradient, rtol=0.01)
+        dist.all_reduce(summand)
+        assert_close(summand, gradient)
+    with record() as summing:
+        allreduce_sequence_parallel_gradients(layer)
+    assert traffic(summing) == [[("all_reduce", "sum", 8 * 6 * HIDDEN)]]  # two norms, two biases
 
 
 def _masks():
     """Where dropout behind a block, and behind the embedding, left something on this rank."""
     rng = seed_all(1)
-    layer = make("causal", hidden_dropout=0.5, region=SEQUENCE_PARALLEL)
+    layer = parallel_layer("causal", hidden_dropout=0.5, region=SEQUENCE_PARALLEL)
     model = SequenceParallelGPT(small_config(dropout=0.5))
     with torch.no_grad():
         for parameter in [*layer.parameters(), *model.parameters()]:
@@ -127,7 +112,7 @@ def _masks():
 
 
 def small_config(**options):
-    sizes = {"num_layers": 2, "hidden_size": HIDDEN, "num_heads": 4, "vocab_size": gpt.VOCAB, "seq_length": SEQUENCE}
+    sizes = {"num_layers": 2, "hidden_size": HIDDEN, "num_heads": 4, "vocab_size": VOCAB, "seq_length": SEQUENCE}
     return GPTConfig(**(sizes | options))
 
 
@@ -142,7 +127,7 @@ def one_byte_dropout(x, p=0.5, training=True):
 def _kept_bytes(config, recompute):
     """Bytes that autograd keeps of a layer on a rank: as in chapter 10; cut, gathering once; cut, gathering again."""
     dropped = {"hidden_dropout": config.dropout, "attention_dropout": 0.0 if config.flash_attention else config.dropout}
-    p, kept = dist.get_world_size(), []
+    p, kept = rank_and_size()[1], []
     for region in (TENSOR_PARALLEL, SEQUENCE_PARALLEL, GATHER_AGAIN):
         layer = ParallelTransformerLayer(
             config.hidden_size, config.num_heads, **dropped, recompute_attention=recompute, region=region,
@@ -158,100 +143,69 @@ def _kept_bytes(config, recompute):
 
 def _a_layer_keeps_what_the_formula_says():
     """The scores either as FlashAttention leaves them, or with dropout, computed again in backward."""
-    torch.nn.functional.dropout, p = one_byte_dropout, dist.get_world_size()
+    p = rank_and_size()[1]
     for again, recompute in ((False, "nothing"), (True, "attention")):
         config = small_config(hidden_size=64, seq_length=32, num_heads=8, dropout=0.1, flash_attention=not again)
         whole = sum(layer_activations(config, BATCH, p, recompute=recompute).values())
         cut_ = sum(layer_activations(config, BATCH, p, sequence_parallel=True, recompute=recompute).values())
         inputs = 2 * 2 * BATCH * config.seq_length * config.hidden_size  # of two blocks, in 16 bits
-        assert _kept_bytes(config, again) == [whole, cut_ + inputs - inputs // p, cut_]
-
-
-@pytest.mark.parametrize("p", [1, 4])
-def test_a_layer_keeps_what_the_formula_says(p):
-    launch(_a_layer_keeps_what_the_formula_says, p, timeout=120)
+        with mock.patch.object(F, "dropout", one_byte_dropout):
+            kept = _kept_bytes(config, again)
+        assert kept == [whole, cut_ + inputs - inputs // p, cut_]
 
 
 # The GPT
 
 GPT_CASES = [
-    ("gpt2", {}),
-    ("gpt2", {"gather_again": True, "recompute": "layers"}),
-    ("llama", {"async_grad_allreduce": True}),
-    ("llama 1 kv", {"recompute": "attention"}),
+    (GPT2, {}),
+    (GPT2, {"gather_again": True, "recompute": "layers"}),
+    (LLAMA, {"async_grad_allreduce": True}),
+    (ONE_KV_HEAD, {"recompute": "attention"}),
 ]
 
 
-def tokens(step=0):
-    generator = torch.Generator().manual_seed(step)
-    ids, targets = (torch.randint(0, gpt.VOCAB, (BATCH, SEQUENCE), generator=generator) for _ in range(2))
-    targets[0, :3] = -100  # the tokens that count are not spread evenly over the ranks
-    return ids, targets
+def tokens():
+    return ids_and_targets(SEQUENCE)
 
 
-BATCHES = [tokens(step) for step in range(STEPS)]
+def _train_gpts(cases, group=None):
+    for config, options in cases:
+        twin, model = plain_gpt(config), parallel_gpt(config, group, SequenceParallelGPT, **options)
+        assert_trains_like(
+            twin, model, gpt_batches(SEQUENCE), group, lr=0.05, momentum=0.9,
+            after_backward=lambda model: allreduce_sequence_parallel_gradients(model, group),
+        )  # fmt: skip
+        ids, _ = tokens()
+        assert_close(model(ids, gather=True).detach(), twin(ids).detach())
 
 
-def gpt_run(options, source, group=None, model_class=SequenceParallelGPT):
-    state, config, _, dtype = source
-    model = gpt.make(state, config, dtype, group, model_class, **options)
-    with torch.no_grad():
-        logits = model(BATCHES[0][0], gather=True)
-    result = gpt.steps(model, model, BATCHES, lambda: allreduce_sequence_parallel_gradients(model, group))
-    with record() as section:
-        model(*BATCHES[0]).backward()
-    return result | {"logits": logits, "ring": sum(RING[call.kind] * call.bytes for call in section)}
+def _send_as_much():
+    """With the traffic of a ring, a step sends as much as without sequence parallelism."""
+    sent = []
+    for model in (SequenceParallelGPT(GPT2), ParallelGPT(GPT2)):
+        with record() as section:
+            model(*tokens()).backward()
+        sent.append(sum(RING[call.kind] * call.bytes for call in section))
+    assert sent[0] == sent[1] > 0
 
 
-def _gpt_runs(cases):
-    sequence_parallel = [gpt_run(*case) for case in cases]
-    return sequence_parallel, gpt_run({}, cases[0][1], model_class=ParallelGPT)["ring"]
-
-
-def assert_gpt_equals_plain(kind, results):
-    plain, p = gpt.plain_steps(kind, 0, torch.float64, BATCHES), len(results)
-    for rank, result in enumerate(results):
-        assert_close(result["logits"], plain["logits"], 1e-9)
-        assert result["losses"] == pytest.approx(plain["losses"], rel=1e-9)
-        for what, tolerance in (("gradients", 1e-9), ("weights", 1e-6)):  # Adam divides by a gradient's size
-            for name, tensor in result[what].items():
-                assert_close(tensor, gpt.part(kind, name, plain[what], rank, p), tolerance)
-
-
-def test_a_gpt_equals_hugging_faces_in_logits_gradients_and_steps_and_sends_the_same():
-    sources = [(options, gpt.given(kind, 0, torch.float64)) for kind, options in GPT_CASES]
-    results = launch(_gpt_runs, 4, args=(sources,), timeout=250)
-    for case, (kind, _) in enumerate(GPT_CASES):
-        assert_gpt_equals_plain(kind, [result[case] for result, _ in results])
-    assert all(result[0]["ring"] == plain_ring > 0 for result, plain_ring in results)
-
-
-def _in_groups(source):
+def _on_four_ranks():
+    _train_layers()
+    _train_gpts(GPT_CASES)
+    _without_the_all_reduce()
+    _send_as_much()
     group = own_group()
-    return layer_run("decoder", {"gather_again": True}, group), gpt_run({"gather_again": True}, source, group)
+    _train_layers(group)
+    _train_gpts(GPT_CASES[1:2], group)
+    _a_layer_keeps_what_the_formula_says()
 
 
-def test_two_groups_side_by_side_do_not_mix():
-    results = launch(_in_groups, 4, args=(gpt.given("gpt2", 0, torch.float64),), timeout=250)
-    for members in GROUPS:
-        assert_layer_equals_plain("decoder", [results[rank][0] for rank in members])
-        assert_gpt_equals_plain("gpt2", [results[rank][1] for rank in members])
+def test_layers_and_gpts_are_plain_ones_in_outputs_gradients_and_steps_also_in_two_groups_side_by_side():
+    _a_layer_keeps_what_the_formula_says()
+    launch(_on_four_ranks, 4, timeout=250)
 
 
 # On two ranks
-
-
-def _with_dropout():
-    """What is run again drops the same places: with nothing, some and all of a layer, the gradients are the same."""
-    gradients = []
-    for recompute in ("nothing", "attention", "layers"):
-        rng = seed_all(3)
-        model = SequenceParallelGPT(small_config(dropout=0.3), recompute=recompute, dtype=torch.float64)
-        model(*tokens(), rng=rng).backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for once, *again in zip(*gradients, strict=True):
-        for twice in again:
-            assert_close(twice, once)
 
 
 def _marks():
@@ -286,7 +240,6 @@ def _refused():
 
 
 def _on_two_ranks():
-    _with_dropout()
     _marks()
     return _masks(), _loss_of_logits(), _refused()
 
@@ -298,5 +251,5 @@ def test_every_rank_drops_other_places_of_its_tokens_and_padding_of_the_vocabula
         for mask in (one, other):
             assert 0.3 < mask.double().mean() < 0.7
         assert 0.3 < (one == other).double().mean() < 0.7
-    assert sum(padding) == BATCH * SEQUENCE * (256 - gpt.VOCAB)
+    assert sum(padding) == BATCH * SEQUENCE * (256 - VOCAB)
     assert_refused(refused, "sequence length s=9 can't be divided over 2 ranks", "generate with a ParallelGPT")

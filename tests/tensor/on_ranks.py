@@ -53,10 +53,11 @@ def assert_refused(results: Iterable[list[str]], *expected: str) -> None:
             assert words in message
 
 
-def assert_refused_on(p: int, *cases: tuple[Callable, str]) -> None:
-    """On each of p ranks, each call raises a ValueError that has the expected words."""
-    calls, words = zip(*cases, strict=True)
-    assert_refused(launch(refusals, p, args=calls), *words)
+def assert_refuses(*cases: tuple[Callable, str]) -> None:
+    """On this rank, each call raises a ValueError that has the expected words."""
+    for call, words in cases:
+        (message,) = refusals(call)
+        assert words in message
 
 
 def traffic(*sections: Iterable) -> list[list[tuple]]:
@@ -71,13 +72,19 @@ def with_random_weights(module: nn.Module, *key: object) -> nn.Module:
 
 
 def train(
-    model: nn.Module, batches: Iterable, split_bias: bool = False, read: Callable = traffic, **sgd: float
+    model: nn.Module,
+    batches: Iterable,
+    split_bias: bool = False,
+    after_backward: Callable[[nn.Module], object] = lambda model: None,
+    read: Callable = traffic,
+    **sgd: float,
 ) -> tuple[dict, list]:
     """SGD: the first step's output, gradients (d<name>) and traffic, and the parameters after the last step.
 
-    batches:     for each step, the inputs by name, and the gradient of the output; the model may not write to them
-    split_bias:  the model returns its output and a bias that still has to be added
-    read:        turns the first step's forward and backward sections into what is returned as traffic
+    batches:         for each step, the inputs by name, and the gradient of the output; the model may not write to them
+    split_bias:      the model returns its output and a bias that still has to be added
+    after_backward:  what completes the gradients
+    read:            turns the first step's forward and backward sections into what is returned as traffic
     """
     optimizer = torch.optim.SGD(model.parameters(), **sgd)
     first: dict[str, Tensor] = {}
@@ -90,6 +97,7 @@ def train(
             out = out[0] if out[1] is None else out[0] + out[1]
         with record() as backward:
             out.backward(dy)
+        after_backward(model)
         assert all(map(torch.equal, (x, *others, dy), before)), "what was passed in was written to"
         if not first:
             leaves = {name: leaf for name, leaf in inputs.items() if leaf.requires_grad}
@@ -115,7 +123,7 @@ def assert_trains_like(
 
     Each rank runs both. Every parameter says itself which part of it a rank has, but a wrong part gives a wrong output.
     cuts:     name -> (dim, stride) of an input, or of the output "out", of which a rank has its part
-    options:  of `train`. The first one, `split_bias`, is about `model` alone
+    options:  of `train`. `split_bias` and `after_backward` are about `model` alone
     """
     rank, p = rank_and_size(group)
     load_full_state_dict(model, twin.state_dict(), group)
@@ -127,10 +135,10 @@ def assert_trains_like(
         return cut(whole, cuts[name][0], rank, p, cuts[name][1]) if name in (cuts or {}) else whole.detach()
 
     steps = list(batches)
-    split_bias = bool(options.pop("split_bias", False))
+    own = {name: options.pop(name) for name in ("split_bias", "after_backward") if name in options}
     expected, _ = train(twin, [({n: t.detach() for n, t in inputs.items()}, dy) for inputs, dy in steps], **options)
     mine = [({name: part(name, t) for name, t in inputs.items()}, part("out", dy)) for inputs, dy in steps]
-    found, sent = train(model, mine, split_bias, **options)
+    found, sent = train(model, mine, **own, **options)
     assert set(found) == set(expected)
     for name, whole in expected.items():
         known = name in marks or name == "out"

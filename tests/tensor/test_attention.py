@@ -1,42 +1,42 @@
-"""ParallelAttention: `tplab.tensor.attention`, against `tplab.plain.Attention` on one process.
+"""ParallelAttention and its cache: `tplab.tensor.attention` and `kv_cache`, against `tplab.plain.Attention`.
 
 test_sharding.py says which heads a rank holds, so that here each layer may say it itself.
 """
 
+import itertools
+
+import pytest
 import torch
 import torch.distributed as dist
 
-from tests.reference import TOLERANCE, random
-from tests.tensor.on_ranks import assert_refused_on, assert_trains_like, everywhere, with_random_weights
+from tests.reference import assert_close, random
+from tests.tensor.on_ranks import assert_refuses, assert_trains_like, everywhere, traffic, with_random_weights
+from tplab import record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.plain import Attention
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.kv_cache import KVCache
 
 HIDDEN, HEADS = 16, 8
 BATCH, SEQUENCE, MEMORY = 2, 5, 7
 BASE = 100.0  # of rotary positions: small, so that five positions turn all pairs
 
 
-def inputs(case, step, dtype=torch.float64):
+def inputs(case, step):
     """All that the model is given, and the gradient of its output."""
     b, s, t = case.get("sizes", (BATCH, SEQUENCE, MEMORY))
     cross = case.get("attention_type") == "cross"
-    x = random((b, s, HIDDEN), "x", step, dtype=dtype)
+    x = random((b, s, HIDDEN), "x", step)
     if case.get("strided"):
-        x = random((s, b, 2 * HIDDEN), "x", step, dtype=dtype)[..., ::2].transpose(0, 1)
+        x = random((s, b, 2 * HIDDEN), "x", step)[..., ::2].transpose(0, 1)
     given = {"x": x}
     if cross:
-        given["memory"] = random((b, t, HIDDEN), "memory", step, dtype=dtype)
+        given["memory"] = random((b, t, HIDDEN), "memory", step)
     keys = t if cross else s
     if case.get("padding"):  # on the right: the first key is never padding, so that each query sees something
         given["key_padding_mask"] = torch.arange(keys) >= torch.arange(keys - b + 1, keys + 1)[:, None]
-    if heads := case.get("attn_mask"):
-        shape = (s, keys) if heads == "all" else (b if step % 2 else 1, heads, s, keys)
-        given["attn_mask"] = random(shape, "mask", step, dtype=dtype)
-    if case.get("positions"):
-        given["positions"] = (torch.arange(s) * 3 + 2) if case["positions"] == 1 else torch.arange(b * s).view(b, s) + 1
-    dy = random((b, s, HIDDEN), "dy", step, dtype=dtype)
+    dy = random((b, s, HIDDEN), "dy", step)
     return given, dy.transpose(0, 1).contiguous().transpose(0, 1) if case.get("strided") else dy
 
 
@@ -46,24 +46,21 @@ CASES = {
     "plain": {},
     "causal without bias": {"causal": True, "bias": False},
     "4 kv heads, rotary": {"kv_heads": 4, "head_dim": 6, "causal": True, "rotary_base": BASE},
-    "2 kv heads, rotary, given positions": {"kv_heads": 2, "rotary_base": BASE, "positions": 1, "causal": True},
-    "positions for each text, padding and causal": {
-        "kv_heads": 1, "head_dim": 4, "rotary_base": BASE, "positions": 2, "padding": True, "causal": True,
+    "1 kv head, rotary, padding and causal": {
+        "kv_heads": 1, "head_dim": 4, "rotary_base": BASE, "padding": True, "causal": True,
     },
+    "2 kv heads, rotary": {"kv_heads": 2, "rotary_base": BASE, "causal": True},
     "1 kv head without bias": {"kv_heads": 1, "bias": False},
-    "numbers for all heads": {"attn_mask": "all", "causal": True, "padding": True},
-    "numbers for each head": {"attn_mask": HEADS, "kv_heads": 2},
-    "numbers, one for all heads": {"attn_mask": 1},
+    "padding and causal": {"causal": True, "padding": True},
     "cross": {"attention_type": "cross"},
     "cross, 2 kv heads, padding": {"attention_type": "cross", "kv_heads": 2, "head_dim": 6, "padding": True},
-    "cross, numbers for each head": {"attention_type": "cross", "attn_mask": HEADS, "bias": False},
+    "cross, without bias": {"attention_type": "cross", "bias": False},
     "strided inputs": {"strided": True, "kv_heads": 2, "causal": True},
     "no texts": {"sizes": (0, 5, 7), "kv_heads": 1, "causal": True},
     "no tokens": {"sizes": (2, 0, 7), "kv_heads": 1, "causal": True, "rotary_base": BASE},
     "overlap": {"async": True, "kv_heads": 2, "causal": True},
     "bias apart": {"split_bias": True, "causal": True},
 }  # fmt: skip
-ROUNDED = ["4 kv heads, rotary", "2 kv heads, rotary, given positions", "numbers for each head", "cross"]
 
 
 def options_of(case):
@@ -71,15 +68,15 @@ def options_of(case):
     return (options.pop("kv_heads", None), options.pop("head_dim", None)), options
 
 
-def make_plain(case, dtype=torch.float64):
+def make_plain(case):
     heads, options = options_of(case)
-    return with_random_weights(Attention(HIDDEN, HEADS, *heads, **options, dtype=dtype))
+    return with_random_weights(Attention(HIDDEN, HEADS, *heads, **options, dtype=torch.float64))
 
 
-def make(case, group=None, dtype=torch.float64):
+def make(case, group=None):
     heads, options = options_of(case)
     options |= {"skip_bias_add": case.get("split_bias", False), "async_grad_allreduce": case.get("async", False)}
-    model = ParallelAttention(HIDDEN, HEADS, *heads, **options, group=group, dtype=dtype)
+    model = ParallelAttention(HIDDEN, HEADS, *heads, **options, group=group, dtype=torch.float64)
     load_full_state_dict(model, make_plain(case).state_dict(), group)
     return model
 
@@ -92,8 +89,6 @@ def expected_traffic(case, group):
     cross, kv_heads, d = case.get("attention_type") == "cross", case.get("kv_heads", HEADS), case.get("head_dim", 2)
     members = tuple(dist.get_process_group_ranks(group))
     backward = [b * s * HIDDEN] + [b * t * HIDDEN] * cross
-    if "attn_mask" in case:  # its gradient too is a sum over heads
-        backward.append(s * (t if cross else s) * {"all": 1}.get(case["attn_mask"], case["attn_mask"]))
     calls = [("all_reduce", 8 * n, "sum", members) for n in backward]
     if p > kv_heads:  # gradients of one head of K and one of V, over the ranks that hold it
         count = p // kv_heads
@@ -103,7 +98,7 @@ def expected_traffic(case, group):
     return [[("all_reduce", 8 * b * s * HIDDEN, "sum", members)], sorted(calls)]
 
 
-def assert_equals_plain(name, group=None, dtype=torch.float64, steps=2, tolerance=TOLERANCE):
+def assert_equals_plain(name, group):
     """Return the first step's traffic."""
 
     def read(*sections):
@@ -111,28 +106,72 @@ def assert_equals_plain(name, group=None, dtype=torch.float64, steps=2, toleranc
 
     case = CASES[name]
     return assert_trains_like(
-        make_plain(case, dtype), make(case, group, dtype), [inputs(case, step, dtype) for step in range(steps)], group,
-        tolerance=tolerance, split_bias=case.get("split_bias", False), read=read, lr=0.05, momentum=0.9,
+        make_plain(case), make(case, group), [inputs(case, step) for step in (0, 1)], group,
+        split_bias=case.get("split_bias", False), read=read, lr=0.05, momentum=0.9,
     )  # fmt: skip
 
 
-def _train_all(group):
-    for name, case in CASES.items():
-        assert assert_equals_plain(name, group) == expected_traffic(case, group), name
-    for name in ROUNDED if group is None else []:
-        assert_equals_plain(name, group, torch.float32, 1, 1e-5)
-        assert_equals_plain(name, group, torch.bfloat16, 1, 2**-4)
+# Generation
+
+LENGTH = 7
+PARTS = (3, 1, 2, 1)  # a prompt, a token, two at once, a token
+GENERATING = (
+    {"causal": True},
+    {"kv_heads": 4, "causal": True, "rotary_base": BASE},
+    {"kv_heads": 2, "head_dim": 6, "causal": True, "rotary_base": BASE},
+    {"kv_heads": 1, "causal": True},
+)
 
 
-def test_outputs_gradients_steps_and_traffic_are_those_of_plain_attention():
-    everywhere(_train_all)
+@torch.no_grad()
+def _generate(case, padded, group):
+    """A text in pieces gives what the full text gives, and each rank caches its own heads."""
+    model, x = make(case, group), random((BATCH, LENGTH, HIDDEN), "text")
+    padding = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    padding[1, 1:3] = padded  # within the prompt; every query still sees token 0
+    cache = model.new_cache(BATCH, LENGTH + 2)
+    place, parts, start = cache.keys.untyped_storage().data_ptr(), [], 0
+    with record() as section:
+        for step in PARTS:
+            stop = start + step
+            mask = {"key_padding_mask": padding[:, :stop]} if padded else {}
+            parts.append(model(x[:, start:stop], cache=cache, **mask))
+            start = stop
+    assert_close(torch.cat(parts, 1), make_plain(case)(x, key_padding_mask=padding))
+    p = rank_and_size(group)[1]
+    assert traffic(section)[0] == [("all_reduce", "sum", BATCH * step * HIDDEN * 8) for step in PARTS if p > 1]
+    heads, d = max(1, case.get("kv_heads", HEADS) // p), case.get("head_dim", 2)
+    assert cache.keys.shape == (BATCH, heads, LENGTH, d)
+    assert cache.keys.untyped_storage().data_ptr() == place  # written in place: nothing was copied
+    assert cache.nbytes == 2 * BATCH * heads * (LENGTH + 2) * d * 8
 
 
-def test_numbers_of_another_dtype_may_be_added():
-    for dtype in (torch.float32, torch.bfloat16):
-        model = make(CASES["plain"], dtype=dtype)
-        x, numbers = random((BATCH, SEQUENCE, HIDDEN), "x", dtype=dtype), random((SEQUENCE, SEQUENCE), "numbers")
-        assert torch.equal(model(x, attn_mask=numbers), model(x, attn_mask=numbers.to(dtype)))
+def test_keys_and_values_are_kept_apart_in_the_dtype_of_the_weights():
+    cache = KVCache(1, 1, 5, 2)
+    for token in range(3):
+        keys, values = cache.append(torch.full((1, 1, 1, 2), token + 1.0), torch.full((1, 1, 1, 2), -token - 1.0))
+    assert keys[0, 0, :, 0].tolist() == [1, 2, 3]
+    assert values[0, 0, :, 0].tolist() == [-1, -2, -3]
+    assert ParallelAttention(HIDDEN, HEADS, dtype=torch.bfloat16).new_cache(1, 4).keys.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c, t: (c.append(t, t), c.append(t, t)), r"3 tokens are cached, and 3 more don't fit into max_length=5"),
+        (lambda c, t: c.append(t[:1], t[:1]), r"takes keys and values \[2, 4, 3, 6\], got \[1, 4, 3, 6\]"),
+        (lambda c, t: c.append(t, t[:, :, :2]), r"\[2, 4, 3, 6\] and \[2, 4, 2, 6\]"),
+    ],
+)
+def test_what_does_not_fit_into_a_cache_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(KVCache(2, 4, 5, 6), torch.ones(2, 4, 3, 6))
+
+
+def test_a_cache_in_a_graph_is_refused():
+    model = ParallelAttention(HIDDEN, HEADS, causal=True)
+    with pytest.raises(RuntimeError, match="use it under torch.no_grad"):
+        model(torch.ones(1, 2, HIDDEN), cache=model.new_cache(1, 4))
 
 
 # What is refused
@@ -153,12 +192,12 @@ def cross(*args):
 X = torch.ones(2, 3, 16)
 
 
-def test_what_cannot_be_is_refused_with_the_numbers_and_what_would_work():
+def _refuse():
+    """What can't be is refused with the numbers and what would work."""
     kv_heads = "num_kv_heads=6 can't be divided over 4 ranks, nor copied to them evenly. Use p in 1, 2, 3, 6, 12."
     heads = "num_heads=6 can't be divided over 4 ranks: each rank takes whole heads, and as many as any other. Use p in"
     positions = "cross-attention has no causal mask and no rotary positions"
-    assert_refused_on(
-        4,
+    assert_refuses(
         (lambda: ParallelAttention(24, 12, 6), kv_heads),
         (lambda: ParallelAttention(24, 6), heads),
         (lambda: ParallelAttention(16, 8, 3), "num_heads=8 can't share num_kv_heads=3 evenly"),
@@ -173,10 +212,22 @@ def test_what_cannot_be_is_refused_with_the_numbers_and_what_would_work():
         (lambda: self_attention(X[0]), "x [3, 16] should be [b, s, 16]"),
         (lambda: self_attention(X[..., :8]), "x [2, 3, 8] should be [b, s, 16]"),
         (lambda: self_attention(X, X), "self-attention has no memory"),
-        (lambda: cross(X), "cross-attention needs its memory once"),
+        (lambda: cross(X), "cross-attention needs its memory in every call, and has no cache"),
         (lambda: cross(X, X[..., :8]), "memory [2, 3, 8] should be [b, s, 16]"),
-        (lambda: self_attention(X, attn_mask=torch.ones(3, 3).bool()), "disagree on what True means"),
-        (lambda: self_attention(X, attn_mask=torch.ones(2, 2, 3, 3)), "[2, 2, 3, 3] should be [3, 3] or [2, 8, 3, 3]"),
         (lambda: self_attention(X, key_padding_mask=torch.ones(2, 3)), "should be bool [2, 3], True for padding, got"),
         (lambda: self_attention(X, key_padding_mask=torch.ones(3, 2).bool()), "got torch.bool [3, 2]"),
     )
+
+
+def _everything(group):
+    for name, case in CASES.items():
+        assert assert_equals_plain(name, group) == expected_traffic(case, group), name
+    for case, padded in itertools.product(GENERATING, (False, True)):
+        _generate(case, padded, group)
+    if group is None and rank_and_size()[1] == 4:
+        _refuse()
+
+
+def test_outputs_gradients_steps_traffic_and_texts_are_those_of_plain_attention():
+    """tests/gpu/test_on_the_cpu.py has other dtypes."""
+    everywhere(_everything)

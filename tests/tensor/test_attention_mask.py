@@ -5,7 +5,6 @@ import itertools
 import torch
 from torch.nn import functional as F
 
-from tests.reference import random
 from tplab.tensor.attention_mask import attention_mask
 
 CPU = torch.device("cpu")
@@ -15,9 +14,9 @@ def drawn(*rows):
     return torch.tensor([[mark == "x" for mark in row] for row in rows])
 
 
-def visible(s, t, causal, key_padding_mask=None, attn_mask=None):
+def visible(s, t, causal, key_padding_mask=None):
     """Which keys get a weight in the kernel: with equal scores, [b, s, t]."""
-    mask, is_causal = attention_mask(s, t, causal, key_padding_mask, attn_mask, CPU)
+    mask, is_causal = attention_mask(s, t, causal, key_padding_mask, CPU)
     b = 1 if key_padding_mask is None else len(key_padding_mask)
     q, k = torch.zeros(b, 1, s, t), torch.zeros(b, 1, t, t)
     weights = F.scaled_dot_product_attention(q, k, torch.eye(t).expand(b, 1, t, t), mask, is_causal=is_causal)
@@ -42,30 +41,17 @@ def test_padding_and_causal_go_together_and_a_query_that_sees_nothing_gets_zeros
     assert torch.equal(masked[1], drawn("....", "....", "..x.", "..xx"))
 
 
-def test_numbers_are_added_and_what_is_hidden_stays_hidden():
-    numbers = random((3, 4), "numbers").float()
-    numbers[2, 1] = -torch.inf
-    before = numbers.clone()
-    mask, is_causal = attention_mask(3, 4, True, None, numbers, CPU)
-    assert not is_causal
-    hidden = ~drawn("xx..", "xxx.", "x.xx")
-    assert torch.equal(mask == -torch.inf, hidden)
-    assert torch.equal(mask[~hidden], numbers[~hidden])
-    assert torch.equal(numbers, before)
-    assert torch.equal(visible(2, 4, True, PADDING, torch.zeros(2, 4))[1], drawn("..x.", "..xx"))
-
-
 def test_where_no_mask_is_needed_none_is_built_so_that_the_fast_kernels_stay():
-    assert attention_mask(4, 4, True, None, None, CPU) == (None, True)
-    assert attention_mask(1, 9, True, None, None, CPU) == (None, False)
-    assert attention_mask(4, 9, False, None, None, CPU) == (None, False)
+    assert attention_mask(4, 4, True, None, CPU) == (None, True)
+    assert attention_mask(1, 9, True, None, CPU) == (None, False)
+    assert attention_mask(4, 9, False, None, CPU) == (None, False)
 
 
 def test_a_sliding_window_hides_what_lies_too_far_back():
     for window, (s, t), padded in itertools.product([1, 3, 8, 20], [(8, 8), (3, 8), (1, 8), (1, 1)], [False, True]):
         padding = torch.zeros(2, t, dtype=torch.bool)
         padding[1, 0] = padded
-        mask, is_causal = attention_mask(s, t, True, padding if padded else None, None, CPU, window)
+        mask, is_causal = attention_mask(s, t, True, padding if padded else None, CPU, window)
         for query, text, key in itertools.product(range(s), range(2), range(t)):
             place = t - s + query
             may = key <= place < key + window and not padding[text, key]

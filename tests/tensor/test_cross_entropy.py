@@ -47,18 +47,16 @@ def plain(logits: Tensor, target: Tensor, dloss: Tensor | None = None, vocab_siz
     return loss.detach(), F.pad(z.grad, (0, logits.shape[-1] - z.shape[-1]))
 
 
-def ours(logits, target, dloss=None, group=None, laid_out=lambda z: z, overwrite=False, **options):
+def ours(logits, target, dloss=None, group=None, laid_out=lambda z: z, **options):
     """This rank's loss, bit for bit that of all others, its gradient, and the traffic; what was passed in stays.
 
     laid_out:  gives the leaf another layout in memory
-    overwrite: the loss overwrites its logits, which aren't the leaf
     """
     rank, p = rank_and_size(group)
     z = laid_out(shard(logits, rank, p)).requires_grad_()
     before = [z.detach().clone(), target.clone(), None if dloss is None else dloss.clone()]
     with record() as forward:
-        given = z * 1 if overwrite else z
-        loss = vocab_parallel_cross_entropy(given, target, group=group, overwrite_logits=overwrite, **options)
+        loss = vocab_parallel_cross_entropy(z, target, group=group, **options)
     dloss = torch.ones_like(loss) if dloss is None else dloss.to(loss.dtype)
     with record() as backward:
         loss.backward(dloss)
@@ -73,7 +71,7 @@ def ours(logits, target, dloss=None, group=None, laid_out=lambda z: z, overwrite
 def assert_equals_torchs(logits, target, dloss=None, group=None, tolerance=1e-10, **options) -> list:
     """Return the traffic."""
     loss, gradient, sent = ours(logits, target, dloss, group, **options)
-    wanted = plain(logits, target, dloss, **{n: v for n, v in options.items() if n not in ("laid_out", "overwrite")})
+    wanted = plain(logits, target, dloss, **{n: v for n, v in options.items() if n != "laid_out"})
     assert_equal((loss, gradient), wanted, group, tolerance)
     return sent
 
@@ -125,21 +123,17 @@ CASES += [
     (whole_logits(), targets().T.contiguous().T, ONES, {"reduction": "none", "laid_out": transposed}),
     (whole_logits(), targets(), ONES, {"reduction": "none", "laid_out": every_second}),
     (whole_logits()[:1].expand(3, -1, -1), targets(), ONES, {"reduction": "none", "laid_out": expanded}),
-    (whole_logits(), targets(), ONES, {"reduction": "none", "laid_out": transposed, "overwrite": True}),
 ]
 
 
 def _run_all(group):
+    """Every combination of options."""
     for *given, options in CASES:
         sent = assert_equals_torchs(*given, group, **options)
         n = given[1].numel()
         sums = 2 * n if options.get("reduction") == "none" else n + 1
         expected = [("all_reduce", "max", 8 * n), ("all_reduce", "sum", 8 * sums)]
         assert n == 0 or sent == [expected if rank_and_size(group)[1] > 1 else [], []]
-
-
-def test_loss_gradient_and_traffic_equal_torchs_for_every_combination_of_options():
-    everywhere(_run_all)
 
 
 # Extreme logits, and lower precisions
@@ -169,17 +163,10 @@ def extreme_logits(dtype: torch.dtype) -> Tensor:
 
 
 def _extremes(group):
-    for dtype, smoothing, overwrite in itertools.product((torch.float64, torch.float32), (0.0, 0.1), (False, True)):
-        options = {"reduction": "none", "label_smoothing": smoothing, "overwrite": overwrite}
+    for dtype, smoothing in itertools.product((torch.float64, torch.float32), (0.0, 0.1)):
+        options = {"reduction": "none", "label_smoothing": smoothing}
         tolerance = {torch.float64: 1e-10, torch.float32: 2e-6}[dtype]
         assert_equals_torchs(extreme_logits(dtype), torch.full((16,), 5), None, group, tolerance, **options)
-
-
-def test_large_infinite_and_nan_logits_give_what_torch_gives():
-    loss, _ = plain(extreme_logits(torch.float64), torch.full((16,), 5), reduction="none")
-    assert loss.isnan().sum() >= 5  # rows 6 to 9 and 14
-    assert loss.isposinf().sum() >= 1
-    everywhere(_extremes)
 
 
 LAST_BIT = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}
@@ -193,24 +180,19 @@ def long_logits(dtype: torch.dtype) -> Tensor:
 
 
 def _lower(group):
+    """Lower precisions are summed and returned in float32."""
     rank, p = rank_and_size(group)
     target = torch.arange(64) * 32
     for dtype, smoothing, reduction in itertools.product(LAST_BIT, [0.0, 0.1], ["mean", "none"]):
         options, logits = {"label_smoothing": smoothing, "reduction": reduction}, long_logits(dtype)
         loss, gradient = plain(logits.double(), target, **options)
         want = shard(gradient, rank, p).to(dtype)
-        for overwrite in (False, True):
-            got_loss, got_gradient, sent = ours(logits, target, None, group, overwrite=overwrite, **options)
-            assert_close(got_loss, loss.float(), 1e-6)
-            # float16's least is 6e-8
-            torch.testing.assert_close(got_gradient, want, rtol=LAST_BIT[dtype], atol=1e-7)
-            sums = 64 + 1 if reduction == "mean" else 128
-            calls = [("all_reduce", "max", 64 * dtype.itemsize), ("all_reduce", "sum", 4 * sums)]
-            assert sent[0] == (calls if p > 1 else [])
-
-
-def test_lower_precisions_are_summed_and_returned_in_float32():
-    everywhere(_lower)
+        got_loss, got_gradient, sent = ours(logits, target, None, group, **options)
+        assert_close(got_loss, loss.float(), 1e-6)
+        torch.testing.assert_close(got_gradient, want, rtol=LAST_BIT[dtype], atol=1e-7)  # float16's least is 6e-8
+        sums = 64 + 1 if reduction == "mean" else 128
+        calls = [("all_reduce", "max", 64 * dtype.itemsize), ("all_reduce", "sum", 4 * sums)]
+        assert sent[0] == (calls if p > 1 else [])
 
 
 # Targets that are not in the vocabulary
@@ -234,69 +216,44 @@ def _wrong_targets(group):
         assert_equal(ours(*given, check_target=False, **options)[:2], wanted, group)
 
 
-def test_a_target_outside_the_vocabulary_raises_with_its_place_or_costs_nan():
-    everywhere(_wrong_targets)
+def _everything(group):
+    for program in (_run_all, _extremes, _lower, _wrong_targets):
+        program(group)
+
+
+def test_losses_gradients_and_traffic_are_those_of_torch_for_all_options_logits_precisions_and_targets():
+    loss, _ = plain(extreme_logits(torch.float64), torch.full((16,), 5), reduction="none")
+    assert loss.isnan().sum() >= 5  # rows 6 to 9 and 14
+    assert loss.isposinf().sum() >= 1
+    everywhere(_everything)
 
 
 # Memory, and a second backward
 
-
-def _twice(overwrite):
-    _, gradient = plain(whole_logits(), targets())
-    mine = shard(gradient, *rank_and_size())
-    z = shard(whole_logits(), *rank_and_size()).requires_grad_()
-    logits = z * 1  # not a leaf
-    memory, values, seen = logits.data_ptr(), logits.detach().clone(), []
-    logits.register_hook(lambda gradient: seen.append((gradient.data_ptr() == memory, gradient.clone())))
-    loss = vocab_parallel_cross_entropy(logits, targets(), overwrite_logits=overwrite)
-    assert torch.equal(logits, values) != overwrite  # overwriting, the forward left exponentials
-    loss.backward(retain_graph=True)
-    assert seen[0][0] == overwrite
-    assert_close(seen[0][1], mine)
-    if overwrite:
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            (3 * loss).backward()
-        with pytest.raises(ValueError, match="overwrite_logits would destroy logits that are a leaf"):
-            vocab_parallel_cross_entropy(z, targets(), overwrite_logits=True)
-    else:
-        (3 * loss).backward()
-        assert torch.equal(logits, values)
-        assert_close(seen[1][1], 3 * mine)
-
-
-def _second_backward():
-    _twice(overwrite=False)
-    _twice(overwrite=True)
-
-
-def test_a_second_backward_is_right_or_refused_where_the_gradient_overwrote_the_logits():
-    launch(_second_backward, 2)
-
-
 N, WIDTH = 256, 8192  # a shard of 8 MB
 
 
-def _memory():
-    found = []
-    for overwrite, smoothing in itertools.product((False, True), (0.0, 0.1)):
+def _memory_and_a_second_backward():
+    """Beyond the logits, only their gradient takes memory of their size. The logits stay as they are."""
+    shard_bytes = 4 * N * WIDTH
+    for smoothing in (0.0, 0.1):
         leaf = random((N, WIDTH), "memory", dist.get_rank(), dtype=torch.float32).requires_grad_()
         logits = leaf.view_as(leaf)  # no leaf, and its gradient goes on without a copy
-        options = {"overwrite_logits": overwrite, "label_smoothing": smoothing, "vocab_size": 2 * WIDTH - 5}
+        options = {"label_smoothing": smoothing, "vocab_size": 2 * WIDTH - 5}
         with MemoryMeter() as forward, saved_for_backward() as kept:
             loss = vocab_parallel_cross_entropy(logits, torch.arange(N) * 11, **options)
         with MemoryMeter() as backward:
-            loss.backward()
-        found.append((overwrite, forward.peak, kept.bytes, backward.peak))
-    return found
+            loss.backward(retain_graph=True)
+        assert kept.bytes <= shard_bytes + 32 * N  # logits, and per token: a target in int64, two numbers in float32
+        assert 0 < forward.peak < 0.25 * shard_bytes  # beside the logits: some numbers a token, a few rows at a time
+        assert shard_bytes < backward.peak < 1.25 * shard_bytes
+        first = leaf.grad.clone()
+        (2 * loss).backward()
+        assert_close(leaf.grad, 3 * first, 1e-6)
 
 
 def test_beyond_the_logits_only_their_gradient_takes_memory_of_their_size():
-    shard_bytes = 4 * N * WIDTH
-    for overwrite, forward, kept, backward in itertools.chain(*launch(_memory, 2)):
-        assert kept <= shard_bytes + 32 * N  # logits, and per token: a target in int64, two numbers in float32
-        assert 0 < forward < 0.25 * shard_bytes  # beside the logits: some numbers a token, a few rows at a time
-        shards = 0 if overwrite else 1  # the gradient is written over the logits, or beside them
-        assert shards * shard_bytes < backward < (shards + 0.25) * shard_bytes
+    launch(_memory_and_a_second_backward, 2)
 
 
 def test_rows_are_taken_a_few_at_a_time_and_none_is_left_out():

@@ -1,7 +1,6 @@
 """Whole checkpoints to shards and back: `tplab.tensor.full_state`."""
 
-from functools import partial
-
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -9,8 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.reference import cut, random
-from tests.tensor.on_ranks import GROUPS, assert_refused, everywhere, own_group, refusals
-from tplab import launch, record
+from tests.tensor.on_ranks import GROUPS, assert_refuses, everywhere, own_group
+from tplab import record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.plain import Attention
 from tplab.tensor.attention import ParallelAttention
@@ -83,89 +82,49 @@ def _load_and_gather(group):
         assert_same(full_state_dict(model, group), state)
 
 
-def test_every_rank_takes_its_shards_of_a_plain_state_and_gathers_it_again_whatever_p():
-    everywhere(_load_and_gather)
-
-
-def _over_wrong_groups():
-    group, layer = own_group(), ColumnParallelLinear(4, 8)
+def _refuse_the_wrong_group():
+    """Before anything is sent."""
+    group, layer, own = own_group(), ColumnParallelLinear(4, 8), list(GROUPS[dist.get_rank() % 2])
     in_group, full = ColumnParallelLinear(4, 8, group=group), {"weight": torch.ones(8, 4), "bias": torch.ones(8)}
     of_one = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     alone = nn.Sequential(ColumnParallelLinear(4, 8, group=of_one))
+    given, everyone = f"the given group means ranks {own}. Pass the", "group=None means ranks [0, 1, 2, 3]"
     with record() as sent:
-        messages = refusals(
-            lambda: full_state_dict(layer, group),
-            lambda: full_state_dict(in_group),
-            lambda: load_full_state_dict(in_group, full),
-            lambda: full_state_dict(alone),
-            lambda: init_parameter(in_group.weight, nn.init.normal_),
+        assert_refuses(
+            (lambda: full_state_dict(layer, group), f"weight [2, 4] has its shards on ranks [0, 1, 2, 3], but {given}"),
+            (lambda: full_state_dict(in_group), f"weight [4, 4] has its shards on ranks {own}, but {everyone}"),
+            (lambda: load_full_state_dict(in_group, full), f"has its shards on ranks {own}, but {everyone}"),
+            (lambda: full_state_dict(alone), f"0.weight [8, 4] has its shards on ranks [{dist.get_rank()}], but"),
+            (lambda: init_parameter(in_group.weight, nn.init.normal_), "the parameter [4, 4] has its shards on ranks"),
         )
     assert not sent
-    return messages
 
 
-def test_the_wrong_group_is_refused_before_anything_is_sent():
-    for rank, messages in enumerate(launch(_over_wrong_groups, 4)):
-        own = list(GROUPS[rank % 2])
-        in_group = f"weight [4, 4] has its shards on ranks {own}, but group=None means ranks [0, 1, 2, 3]. Pass the"
-        assert_refused(
-            [messages],
-            f"weight [2, 4] has its shards on ranks [0, 1, 2, 3], but the given group means ranks {own}. Pass the",
-            in_group,
-            in_group,
-            f"0.weight [8, 4] has its shards on ranks [{rank}], but group=None means ranks [0, 1, 2, 3]",
-            "the parameter [4, 4] has its shards on ranks",
-        )
-
-
-FULLY_SHARDED = [
-    (
-        lambda: nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16)),
-        lambda group: nn.Sequential(ColumnParallelLinear(4, 16, stride=2, group=group), nn.LayerNorm(16)),
-    ),
-    (lambda: nn.Linear(8, 6), lambda group: RowParallelLinear(8, 6, group=group)),
-    (lambda: nn.Embedding(21, 6), lambda group: VocabParallelEmbedding(21, 6, multiple=3, group=group)),
-]
-
-
-def _fully_sharded():
-    """Two groups of two ranks for tensor parallelism; FSDP2 splits each shard again, over the other two pairs."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    group = mesh.get_group("tp")
-    for make_plain, make in FULLY_SHARDED:
-        model, state = make(group), random_state(make_plain())
-        load_full_state_dict(model, state, group)
-        fully_shard(model, mesh=mesh["dp"])
-        gathered = full_state_dict(model, group)
-        assert {type(tensor) for tensor in gathered.values()} == {torch.Tensor}
-        assert_same(gathered, state)
-        twice = {name: 2 * tensor for name, tensor in state.items()}
-        load_full_state_dict(model, twice, group)
-        assert_same(full_state_dict(model, group), twice)
-    fully_shard(other := ColumnParallelLinear(8, 8, group=group), mesh=init_device_mesh("cpu", (4,)))
-    return refusals(lambda: full_state_dict(other, group))
-
-
-def test_shards_that_fsdp_splits_again_are_gathered_and_loaded_like_others():
-    of_shards = "weight is a DTensor on ranks [0, 1, 2, 3], and its tensor-parallel shards are on ranks"
-    assert_refused(launch(_fully_sharded, 4), of_shards)
-
-
-def _refusals():
+def _refuse_shards_dtensors_and_wrong_names():
     model, state = Model(), random_state(Plain())
     shard_given = {**state, "row.weight": state["row.weight"][:, :4]}
+    fully_shard(sharded := ColumnParallelLinear(4, 8), mesh=init_device_mesh("cpu", (4,)))
+    needed = "row.weight needs the whole tensor [4, 8], of which each of 4 ranks takes [4, 2]; got [4, 4]"
+    assert_refuses(
+        (lambda: load_full_state_dict(model, shard_given), needed),
+        (lambda: full_state_dict(sharded), "weight is a DTensor"),
+        (lambda: load_full_state_dict(sharded, {}), "weight is a DTensor"),
+    )
     missing = {name: tensor for name, tensor in state.items() if name != "row.bias"}
     unexpected = {**state, "column.weight": torch.ones(3)}
     load_full_state_dict(model, unexpected, strict=False)
-    messages = refusals(lambda: load_full_state_dict(model, shard_given))
-    wrong_names = (partial(load_full_state_dict, model, state) for state in (missing, unexpected))
-    return messages + refusals(*wrong_names, kind=RuntimeError)
+    for wrong, words in ((missing, 'Missing key(s) in state_dict: "row.bias"'), (unexpected, "Unexpected key(s)")):
+        with pytest.raises(RuntimeError) as error:
+            load_full_state_dict(model, wrong)
+        assert words in str(error.value)
 
 
-def test_a_shard_in_place_of_the_whole_and_wrong_names_are_refused():
-    assert_refused(
-        launch(_refusals, 2),
-        "row.weight needs the whole tensor [4, 8], of which each of 2 ranks takes [4, 4]; got [4, 4]",
-        'Missing key(s) in state_dict: "row.bias"',
-        'Unexpected key(s) in state_dict: "column.weight"',
-    )
+def _everything(group):
+    _load_and_gather(group)
+    if group is None and rank_and_size()[1] == 4:
+        _refuse_the_wrong_group()
+        _refuse_shards_dtensors_and_wrong_names()
+
+
+def test_every_rank_takes_its_shards_of_a_plain_state_and_gathers_it_again_whatever_p():
+    everywhere(_everything)

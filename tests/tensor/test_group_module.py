@@ -32,8 +32,7 @@ def loaded(content):
     return torch.load(io.BytesIO(content), weights_only=False)
 
 
-def _save_and_load(in_group):
-    group = own_group() if in_group else None
+def _save_and_load(group):
     torch.manual_seed(1)
     model = ParallelGPT(CONFIG, group=group)
     content = saved(model)
@@ -50,24 +49,27 @@ def _save_and_load(in_group):
     return content
 
 
-@pytest.mark.parametrize("in_group", [False, True])
-def test_a_saved_model_is_the_same_after_loading_it_on_the_same_ranks(in_group):
-    for rank, content in enumerate(launch(_save_and_load, 4, args=(in_group,))):
-        group = [0, 2] if rank % 2 == 0 else [1, 3]
-        place = f"on rank {rank} with a group of ranks {group}" if in_group else f"as rank {rank} of 4"
-        with pytest.raises(RuntimeError, match=re.escape("was pickled " + place)) as error:
-            loaded(content)
-        assert "this process is rank 0 of 1" in str(error.value)
-        assert "save_sharded" in str(error.value)
-
-
-def _on_another_rank():
-    content = [saved(ColumnParallelLinear(4, 4, group=own_group()))]
+def _load_what_rank_0_saved(group):
+    content = [saved(ColumnParallelLinear(4, 4, group=group))]
     dist.broadcast_object_list(content, src=0)
     return refusals(lambda: loaded(content[0]), kind=RuntimeError)
 
 
-def test_a_shard_of_rank_0_can_only_be_loaded_on_rank_0():
-    first, *others = launch(_on_another_rank, 4)
+def _everything():
+    group = own_group()
+    return _save_and_load(None), _save_and_load(group), _load_what_rank_0_saved(group)
+
+
+def test_a_saved_model_is_the_same_after_loading_it_on_the_same_ranks_and_only_there():
+    ran = launch(_everything, 4)
+    for rank, (of_all, in_group, _) in enumerate(ran):
+        group = [0, 2] if rank % 2 == 0 else [1, 3]
+        places = f"as rank {rank} of 4", f"on rank {rank} with a group of ranks {group}"
+        for content, place in zip((of_all, in_group), places, strict=True):
+            with pytest.raises(RuntimeError, match=re.escape("was pickled " + place)) as error:
+                loaded(content)
+            assert "this process is rank 0 of 1" in str(error.value)
+            assert "save_sharded" in str(error.value)
+    first, *others = (refused for _, _, refused in ran)
     assert first == ["no error"]
     assert_refused(others, "was pickled on rank 0 with a group of ranks [0, 2]")

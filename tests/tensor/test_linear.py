@@ -4,7 +4,6 @@
 never zero and upstream gradients are random, because both would hide mistakes otherwise.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.reference import assert_close, cut, random
 from tests.tensor import operators as ops
-from tests.tensor.on_ranks import assert_refused_on, assert_trains_like, everywhere, with_random_weights
-from tplab import launch, record
+from tests.tensor.on_ranks import assert_refuses, assert_trains_like, everywhere, with_random_weights
+from tplab import record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
@@ -60,27 +59,25 @@ SPECIFICATION = [
 
 
 class Run(NamedTuple):
-    """A layer and how it is run: the leading dimensions of x, the dtype, the memory layouts of x and dy."""
+    """A layer and how it is run: the leading dimensions of x, the memory layouts of x and dy."""
 
     spec: Spec
     batch_shape: tuple[int, ...] = (5,)
-    dtype: torch.dtype = torch.float64
     layout: Callable = ops.contiguous
     dy_layout: Callable = ops.contiguous
 
     def batches(self) -> list:
         shapes = [("x", IN, self.layout), ("dy", OUT, self.dy_layout)]
-        both = [[lay((*self.batch_shape, n), name, step).to(self.dtype) for name, n, lay in shapes] for step in (0, 1)]
+        both = [[lay((*self.batch_shape, n), name, step) for name, n, lay in shapes] for step in (0, 1)]
         return [({"x": x}, dy) for x, dy in both]
 
     def traffic(self, names: tuple) -> list[tuple]:
         rows = torch.Size(self.batch_shape).numel()
-        bytes_of = {name: n * self.dtype.itemsize for name, n in (("x", rows * IN), ("y", rows * OUT), ("b", OUT))}
+        bytes_of = {name: 8 * n for name, n in (("x", rows * IN), ("y", rows * OUT), ("b", OUT))}
         calls = {"sum": ("all_reduce", "sum"), "gather": ("all_gather", None)}
         return [(*calls[call], bytes_of[tensor]) for call, tensor in (name.split() for name in names)]
 
 
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 2**-6}
 USUAL = [spec for spec in SPECIFICATION if spec.options in ({}, OVERLAP, GATHERED, WHOLE_X)]
 RUNS = [Run(spec) for spec in SPECIFICATION]
 RUNS += [Run(spec, shape) for spec in USUAL for shape in [(), (2, 3), (0,), (2, 0)]]
@@ -89,28 +86,23 @@ RUNS += [
     for spec in USUAL
     for x, dy in [(ops.transposed, ops.expanded), (ops.every_second, ops.transposed), (ops.expanded, ops.every_second)]
 ]
-ROUNDED = [Run(spec, dtype=dtype) for spec in SPECIFICATION for dtype in (torch.float32, torch.bfloat16)]
 
 
-def plain(bias=True, **options):
-    return with_random_weights(nn.Linear(IN, OUT, bias, **options))
+def plain(bias=True):
+    return with_random_weights(nn.Linear(IN, OUT, bias, dtype=torch.float64))
 
 
 def _train_all(group):
-    for run in RUNS + (ROUNDED if group is None else []):
+    for run in RUNS:
         spec, options, along = run.spec, run.spec.options, (-1, run.spec.options.get("stride", 1))
-        layer = spec.layer(IN, OUT, **options, group=group, dtype=run.dtype)
+        layer = spec.layer(IN, OUT, **options, group=group, dtype=torch.float64)
         cuts = {name: along for name, whole in (("x", spec.all_x), ("out", spec.all_y)) if not whole}
         sent = assert_trains_like(
-            plain(options.get("bias", True), dtype=run.dtype), layer, run.batches(), group, cuts=cuts,
-            tolerance=TOLERANCES[run.dtype], split_bias=options.get("skip_bias_add", False), lr=0.1,
+            plain(options.get("bias", True)), layer, run.batches(), group, cuts=cuts,
+            split_bias=options.get("skip_bias_add", False), lr=0.1,
         )  # fmt: skip
         several = rank_and_size(group)[1] > 1
         assert sent == [run.traffic(names) if several else [] for names in (spec.forward, spec.backward)], run
-
-
-def test_outputs_gradients_steps_and_traffic_equal_a_plain_linear_for_all_options():
-    everywhere(_train_all)
 
 
 class Several(nn.Module):
@@ -146,7 +138,7 @@ class Order(TorchDispatchMode):
 
 def _backward(overlap):
     """The order of the operations in backward; then what is sent and computed if not all gradients are wanted."""
-    twin = plain(dtype=torch.float64)
+    twin = plain()
     layer = ColumnParallelLinear(IN, OUT, async_grad_allreduce=overlap, dtype=torch.float64)
     load_full_state_dict(layer, twin.state_dict())
     x = random((5, IN), "x").requires_grad_()
@@ -165,15 +157,10 @@ def _backward(overlap):
     return [name for name in order.names if name in ("mm", "allreduce_")]
 
 
-def _on_two_ranks():
-    _several_times()
-    return _backward(overlap=True), _backward(overlap=False)
-
-
-def test_an_overlapped_all_reduce_starts_before_dw_and_only_the_gradients_that_are_wanted_are_computed():
-    """Layers that are used several times have the gradients of plain layers, too."""
-    orders = ["mm", "allreduce_", "mm"], ["mm", "mm", "allreduce_"]
-    assert list(launch(_on_two_ranks, 2)) == [orders] * 2
+def _overlap():
+    """The all-reduce starts before dW. Without overlap, it comes last."""
+    assert _backward(overlap=True) == ["mm", "allreduce_", "mm"]
+    assert _backward(overlap=False) == ["mm", "mm", "allreduce_"]
 
 
 # Making layers
@@ -187,7 +174,7 @@ def _made(make, *args, **options):
 
 
 def _first_values():
-    """With strides 1 and 3, and with an init method, they're the master's. Return those that are drawn per rank."""
+    """With strides 1 and 3, and with an init method, they're the master's."""
     rank, p = rank_and_size()
     wholes, afterwards = _made([nn.Linear, nn.Linear])
     for stride in (1, 3):
@@ -203,16 +190,6 @@ def _first_values():
     assert torch.equal(row, cut(filled[1], 1, rank, p))
     assert not column_bias.any()
     assert not row_bias.any()
-    return _made([COLUMN, ROW], per_rank_init=True)
-
-
-def test_the_first_values_are_those_of_nn_linear_with_the_same_seed_for_every_p_or_drawn_per_rank():
-    _first_values()
-    (first, then), *others = launch(_first_values, 4)
-    for own, own_afterwards in others:
-        assert not any(torch.isclose(one, other).any() for one, other in zip(first[:3], own[:3], strict=True))
-        assert torch.equal(own[3], first[3])
-        assert torch.equal(own_afterwards, then)
 
 
 def test_the_first_values_are_those_of_nn_linear_to_the_last_bit_for_every_width():
@@ -229,8 +206,8 @@ def test_layers_are_made_on_meta_without_memory_and_filled_later():
     options = {"device": "meta", "dtype": torch.bfloat16}
     with torch.device("meta"):
         assert all(parameter.is_meta for parameter in ColumnParallelLinear(IN, OUT).parameters())
-    for per_rank_init, kind in itertools.product((False, True), (COLUMN, ROW)):
-        layer = kind(IN, OUT, stride=2, per_rank_init=per_rank_init, **options)
+    for kind in (COLUMN, ROW):
+        layer = kind(IN, OUT, stride=2, **options)
         assert layer(torch.empty(5, IN, **options)).shape == (5, OUT)
         layer = layer.to_empty(device="cpu").float()
         torch.manual_seed(7)
@@ -240,10 +217,13 @@ def test_layers_are_made_on_meta_without_memory_and_filled_later():
         assert torch.equal(layer.weight, later.weight)
 
 
-def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
+# On ranks
+
+
+def _refuse():
+    """Sizes that don't fit are refused with the numbers."""
     column, row = ColumnParallelLinear, RowParallelLinear
-    assert_refused_on(
-        4,
+    assert_refuses(
         (lambda: column(12, 10), "out_features=10 can't be divided over 4 ranks: each rank takes whole co"),
         (lambda: column(12, 10), "Use p in 1, 2, 5, 10."),
         (lambda: row(10, 12), "in_features=10 can't be divided over 4 ranks: each rank takes whole rows"),
@@ -255,3 +235,18 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
         (lambda: column(12, 8)(torch.ones(5, 3)), "x [5, 3] should be [.., 12]: each rank needs all of x"),
         (lambda: column(12, 8)(torch.tensor(1.0)), "x [] should be [.., 12]"),
     )
+
+
+def _everything(group):
+    _train_all(group)
+    if group is None:
+        _first_values()
+        _several_times()
+    if group is None and rank_and_size()[1] == 4:
+        _overlap()
+        _refuse()
+
+
+def test_outputs_gradients_steps_traffic_and_first_values_are_those_of_a_plain_linear_for_all_options():
+    """tests/gpu/test_on_the_cpu.py has other dtypes."""
+    everywhere(_everything)

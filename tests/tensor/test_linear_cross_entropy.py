@@ -146,17 +146,6 @@ def _wrong_target():
     assert dw.isnan().all()
 
 
-def _odd_inputs():
-    _blocks_that_are_sent()
-    _strided_frozen_empty_and_ignored()
-    _lower_precisions()
-    _wrong_target()
-
-
-def test_odd_inputs_and_lower_precisions_give_what_torch_gives_and_a_wrong_target_raises_or_costs_nan():
-    launch(_odd_inputs, 2)
-
-
 def test_a_default_block_has_4_or_34_million_logits_or_512_tokens():
     sizes = {("cpu", 1024): 4096, ("cpu", 16032): 512, ("cuda", 16384): 2048, ("cuda", 2**18): 512}
     for (device, columns), tokens in sizes.items():
@@ -167,7 +156,7 @@ def test_a_default_block_has_4_or_34_million_logits_or_512_tokens():
 
 
 def _with_a_loss_scale():
-    """Gradients of two micro-batches, divided by the scale at last, as `torch.amp.GradScaler` does it."""
+    """Gradients of two micro-batches, divided by the scale at last, as `torch.amp.GradScaler` does it, don't vanish."""
     rank, p = rank_and_size()
     for tokens, ids, scales in ((2048, 4096, (2.0**16, 2.0**20)), (1, 64, (1.0, 2.0**8))):
         whole = random((tokens, 16), "x"), random((ids, 16), "w") / 8, torch.arange(tokens) * 7 % ids
@@ -180,10 +169,6 @@ def _with_a_loss_scale():
                 (loss * scale / 2).backward()
             for got, want in ((x.grad / scale, dx), (weight.grad / scale, dweight.chunk(p)[rank])):
                 assert (got - want).norm() < tolerance * want.norm()
-
-
-def test_gradients_of_a_scaled_loss_do_not_vanish_in_float16():
-    launch(_with_a_loss_scale, 2)
 
 
 def test_in_float16_a_second_backward_gives_the_same():
@@ -216,7 +201,10 @@ TOKENS, WIDTH, BLOCK = 320, 16384, 64  # all logits of a rank: 21 MB; those of a
 
 
 def _memory():
-    """The exponentials are float32. They're written over float32 logits, and beside bfloat16 logits."""
+    """There are never more logits than those of a block, and a second backward is refused.
+
+    The exponentials are float32. They're written over float32 logits, and beside bfloat16 logits.
+    """
     for dtype, bytes_per_logit in ((torch.float32, 4), (torch.bfloat16, 2 + 4)):
         x = random((TOKENS, 8), "x", dtype=dtype).requires_grad_()
         weight = random((WIDTH, 8), "weight", dist.get_rank(), dtype=dtype).requires_grad_()
@@ -234,8 +222,17 @@ def _memory():
             loss.backward()
 
 
-def test_there_are_never_more_logits_than_those_of_a_block_and_a_second_backward_is_refused():
-    launch(_memory, 2)
+def _on_two_ranks():
+    _blocks_that_are_sent()
+    _strided_frozen_empty_and_ignored()
+    _lower_precisions()
+    _wrong_target()
+    _with_a_loss_scale()
+    _memory()
+
+
+def test_odd_inputs_precisions_and_targets_scaled_losses_and_memory():
+    launch(_on_two_ranks, 2)
 
 
 @pytest.mark.parametrize(

@@ -101,43 +101,37 @@ def _uneven_parts_and_foreign_groups(rank):
     assert ("rank 0 isn't a member of this group" if rank == 0 else "no error") in member
 
 
-def _on_two_ranks():
-    rank = dist.get_rank()
-    _after_a_saving_function(rank)
-    _second_derivative(rank)
-    _written_results()
-    _uneven_parts_and_foreign_groups(rank)
-
-
-def test_what_autograd_saved_stays_second_derivatives_are_right_and_uneven_parts_and_foreign_groups_are_refused():
-    launch(_on_two_ranks, 2)
-
-
-def _compiled():
-    rank = dist.get_rank()
+def _compiled(rank):
+    """In one graph, they give the same."""
     group = [dist.new_group([0, 1]), dist.new_group([1])][0]
 
     def program(x, w):
         h = gather_from_region(torch.tanh(copy_to_region(x) @ w), group, stride=2)
         return reduce_from_region(scatter_to_region(h, stride=2) @ w.T, group)
 
-    x = random((3, 4), "x").requires_grad_()
-    w = random((4, 4), "w", rank).requires_grad_()
+    x, w = random((3, 4), "x").requires_grad_(), random((4, 4), "w", rank).requires_grad_()
     y = torch.compile(program, backend="aot_eager", fullgraph=True)(x, w)
     with record() as section:
         y.backward(random((3, 4), "dy"))
-    return y.detach(), x.grad, w.grad, [c.kind for c in section]
-
-
-def test_compiled_in_one_graph_they_give_the_same():
-    x = random((3, 4), "x").requires_grad_()
-    ws = [random((4, 4), "w", rank).requires_grad_() for rank in range(2)]
+    assert [call.kind for call in section] == ["all_gather", "all_reduce"]
+    plain_x = random((3, 4), "x").requires_grad_()
+    ws = [random((4, 4), "w", each).requires_grad_() for each in range(2)]
     a, c = torch.cat([w[:, :2] for w in ws], 1), torch.cat([w[:, 2:] for w in ws], 1)
-    h = torch.tanh(x @ torch.cat([a, c], 1))  # stride 2: the first halves of both, then the second halves
-    y = sum(cut(h, 1, rank, 2, 2) @ ws[rank].T for rank in range(2))
-    y.backward(random((3, 4), "dy"))
-    for w, (y_compiled, dx_compiled, dw_compiled, backward) in zip(ws, launch(_compiled, 2), strict=True):
-        assert_close(y_compiled, y.detach())
-        assert_close(dx_compiled, x.grad)
-        assert_close(dw_compiled, w.grad)
-        assert backward == ["all_gather", "all_reduce"]
+    h = torch.tanh(plain_x @ torch.cat([a, c], 1))  # stride 2: the first halves of both, then the second halves
+    plain_y = sum(cut(h, 1, each, 2, 2) @ ws[each].T for each in range(2))
+    plain_y.backward(random((3, 4), "dy"))
+    for found, expected in ((y, plain_y), (x.grad, plain_x.grad), (w.grad, ws[rank].grad)):
+        assert_close(found.detach(), expected.detach())
+
+
+def _on_two_ranks():
+    rank = dist.get_rank()
+    _after_a_saving_function(rank)
+    _second_derivative(rank)
+    _written_results()
+    _uneven_parts_and_foreign_groups(rank)
+    _compiled(rank)
+
+
+def test_what_autograd_saved_stays_second_derivatives_and_graphs_are_right_and_uneven_parts_are_refused():
+    launch(_on_two_ranks, 2)

@@ -12,18 +12,15 @@ HEADS, LENGTH, DIM = 3, 6, 8
 
 def test_a_pair_is_number_i_with_number_i_plus_half_and_turns_as_a_complex_number():
     x = random((2, HEADS, LENGTH, DIM), "x")
-    for shape in ((LENGTH, DIM // 2), (2, LENGTH, DIM // 2)):  # of all texts, and of each text alone
-        angles = random(shape, "angles")
-        turns = torch.polar(torch.ones_like(angles), angles).view(-1, 1, LENGTH, DIM // 2)
-        pairs = torch.complex(x[..., :4], x[..., 4:]) * turns
-        assert_close(rotate(x, angles), torch.cat([pairs.real, pairs.imag], -1))
+    angles = random((LENGTH, DIM // 2), "angles")
+    pairs = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
+    assert_close(rotate(x, angles), torch.cat([pairs.real, pairs.imag], -1))
 
 
 def test_the_angles_are_position_times_base_to_the_minus_2i_over_d_in_float32_whatever_the_input():
     angles = rotary_angles(torch.tensor([0, 1, 5]), DIM, base=16.0)
     speeds = torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 8])  # 16^(-2i/8)
     assert torch.equal(angles, torch.tensor([0.0, 1.0, 5.0])[:, None] * speeds)
-    assert rotary_angles(torch.arange(6).view(2, 3), DIM).shape == (2, 3, DIM // 2)
     assert rotary_angles(torch.tensor([1]), 4)[0, 1] == torch.tensor(0.01)  # the base is 10000
     for dtype in (torch.float64, torch.bfloat16):
         assert rotate(random((2, HEADS, 3, DIM), "x", dtype=dtype), angles).dtype == dtype

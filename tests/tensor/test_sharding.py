@@ -8,9 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from tests.reference import cut, random
 from tests.tensor.on_ranks import GROUPS, own_group
@@ -118,9 +115,6 @@ def _ranks_in_groups():
     group, own = own_group(), GROUPS[dist.get_rank() % 2]
     for name, change in CHANGES.items():
         assert shard_ranks(change(Half(group)).weight) == tuple(own), name
-    sharded = fully_shard(Half(group), mesh=init_device_mesh("cpu", (4,)))
-    assert isinstance(sharded.weight, DTensor)
-    assert shard_ranks(sharded.weight) == tuple(own)
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     own_layer = nn.Linear(2, 2)
     own_layer.weight.tensor_parallel = Sharding(0)

@@ -13,7 +13,7 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from tests.collectives.test_ring_run import held_after, messages_to_the_right, mirrored
+from tests.collectives.rings import held_after, messages_to_the_right, mirrored
 from tests.viz.pictures import fills, places, texts
 from tplab import viz
 from tplab.viz.colors import NOBODY, rank_color, rank_fill, tint

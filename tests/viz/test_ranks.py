@@ -9,7 +9,7 @@ from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Rectangle
 
-from tests.tensor.test_token_way import plain_way
+from tests.tensor.token_ways import plain_way
 from tests.viz.pictures import boxes, fills, places, texts
 from tplab import viz
 from tplab.data.grid import Grid

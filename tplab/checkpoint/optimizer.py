@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from tplab.checkpoint.files import gathered, names_under
-from tplab.checkpoint.pieces import Pieces, blank, held, pieces, value_of
+from tplab.checkpoint.pieces import Pieces, blank, pieces, value_of
 from tplab.tensor.sharding import Sharding
 from tplab.tensor.wrappers import plain_parameters
 
@@ -126,7 +126,7 @@ def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: in
         places[name] = blank(metadata, name)
         if isinstance(saved, TensorStorageMetadata):
             sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
-            whole = sharding.whole_shape(held(parameter).shape, world_size) if sharding else list(parameter.shape)
+            whole = sharding.whole_shape(parameter.shape, world_size) if sharding else list(parameter.shape)
             sharding = _sharding_of(str(parameter_name), str(key), saved.size, parameter, whole)
             if list(saved.size) == whole:
                 shard = torch.zeros_like(parameter, dtype=saved.properties.dtype)

@@ -7,8 +7,7 @@ overlaps:
     saved on 2 ranks       [ 0 1 2 3 4 5 | 6 7 8 9 10 11 ]
     loaded on 3 ranks      [ 0 1 2 3 | 4 5 6 7 | 8 9 10 11 ]       rank 1 reads 4 5 from one file, 6 7 from the other
 
-A DTensor, torch's own sharded tensor, has one chunk per rank and knows that chunk's offset. A shard of a fused tensor
-consists of several chunks (see `tplab.tensor.sharding.runs`).
+A shard of a fused tensor consists of several chunks (see `tplab.tensor.sharding.runs`).
 """
 
 import io
@@ -37,7 +36,6 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.tensor import DTensor
 
 from tplab.tensor.sharding import Sharding, runs
 
@@ -59,33 +57,20 @@ class Pieces:
 
     def padded(self) -> bool:
         """Return True if the shard contains padding, that is, elements that don't belong to the full tensor."""
-        return sum(view.numel() for view in self.views.values()) < held(self.shard).numel()
+        return sum(view.numel() for view in self.views.values()) < self.shard.numel()
 
 
 def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int) -> Pieces:
-    """Return the `Pieces` of `rank`, given its shard. Without a `sharding`, the full tensor is a single chunk.
-
-    A DTensor knows its own offset, but `sharding`, if given, takes precedence, because only a `Sharding` describes
-    padding and blocks.
-    """
+    """Return the `Pieces` of `rank`, given its shard. Without a `sharding`, the full tensor is a single chunk."""
     tensor = tensor.detach()
-    own = held(tensor)
-    if sharding is None and isinstance(tensor, DTensor):
-        chunks = tensor.__create_chunk_list__()
-        return Pieces(tensor, tensor.shape, {chunk.offsets: own for chunk in chunks if own.numel()})
     if sharding is None:
         return Pieces(tensor, tensor.shape, {torch.Size([0] * tensor.dim()): tensor})
-    whole, dim = sharding.whole_shape(own.shape, world_size), sharding.dim % tensor.dim()
+    whole, dim = sharding.whole_shape(tensor.shape, world_size), sharding.dim % tensor.dim()
     views = {}
     for start, place, length in runs(sharding, whole[dim], rank, world_size):
         offset = [start if d == dim else 0 for d in range(tensor.dim())]
-        views[torch.Size(offset)] = own.narrow(dim, place, length)
+        views[torch.Size(offset)] = tensor.narrow(dim, place, length)
     return Pieces(tensor, torch.Size(whole), views)
-
-
-def held(tensor: Tensor) -> Tensor:
-    """Return the local shard of a DTensor, and any other tensor unchanged."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @dataclass(frozen=True)

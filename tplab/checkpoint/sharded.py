@@ -39,7 +39,6 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from tplab.checkpoint.files import (
     SafeReader,
@@ -66,7 +65,6 @@ from tplab.checkpoint.optimizer import (
 from tplab.checkpoint.pieces import PieceLoader, Pieces, PieceSaver, Plain, pieces, value_of
 from tplab.checkpoint.replicas import compare_replicas
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.full_state import is_on_ranks_of_shards
 from tplab.tensor.sharding import check_group
 from tplab.tensor.wrappers import load_plain_state, plain_state
 
@@ -221,11 +219,6 @@ def _check_group(model: nn.Module, group: ProcessGroup | None) -> None:
     for name, value in plain_state(model).items():
         if isinstance(value, Tensor):
             check_group(name, value, group)
-        if isinstance(value, DTensor) and hasattr(value, "tensor_parallel") and not is_on_ranks_of_shards(name, value):
-            raise ValueError(
-                f"{name} is a tensor-parallel shard, and fully_shard split it again over {value.device_mesh.size()} "
-                "ranks: save the full_state_dict instead"
-            )
 
 
 def _read(places: dict[str, Any], reader: SafeReader, group: ProcessGroup | None) -> None:

@@ -4,7 +4,6 @@ training_step      a training step, in the order that completes every gradient b
 three_dimensions   train a GPT with all three
 plan               every layout of a model over a cluster that fits, with its memory and predicted step time
 jobs               three jobs on rented machines, and what a layout would make of each of them
-alternatives       why one plan is the fastest, and which change would make another one win
 """
 
 from tplab.cluster.plan import NothingFits, Plan, best_of_each_split, layouts, plans

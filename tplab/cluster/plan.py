@@ -8,7 +8,7 @@ the pipeline can interleave, with and without sequence parallelism, and with eac
 or full layers). We keep layouts that fit into a GPU's memory (`tplab.memory.bill`) and sort them by step time
 (`tplab.cost.step.step_time`). A tenth of the memory is left free for what the bill doesn't count, such as library
 buffers and fragmentation. Gradients are summed over replicas during the backward pass, as DistributedDataParallel does.
-`python -m tplab plan` prints these layouts, and `tplab.cluster.alternatives` tells you why the first one is fastest.
+`python -m tplab plan` prints these layouts, and what the first one would lose by other choices (`reasons`).
 """
 
 import math
@@ -25,6 +25,7 @@ GB = 10**9
 TOKENS = 4_000_000  # per step, by default; GPT-3 175B took 3.2 million (Brown et al. 2020, table 2.1)
 RESERVE = 0.1  # the share of a GPU's memory that a plan leaves free for what the bill doesn't count
 VOCAB_SIZE = 51200  # of a GPT that `gpt_shape` designs
+OPTIONS = ("sequence_parallel", "recompute", "chunks", "micro_batch")  # that `reasons` changes, one at a time
 SMALLEST, LARGEST = 1e6, 1e14  # parameters of a GPT that `gpt_shape` can design
 
 
@@ -91,6 +92,33 @@ def best_of_each_split(found: list[Plan]) -> list[Plan]:
     for plan in found:
         best.setdefault((plan.layout.tp, plan.layout.pp, plan.layout.dp), plan)
     return list(best.values())
+
+
+def reasons(config: GPTConfig, found: list[Plan]) -> dict[str, list[tuple[object, float | None]]]:
+    """For each option of the best plan, return its other values and how much longer a step takes (0.04 is 4%).
+
+    The split over GPUs and all other options stay the same. None in place of the number means that the changed layout
+    needs too much memory. We try half and twice the micro-batch. Values for which there's no such layout are left out:
+    twice the micro-batch, for example, if the number of sequences isn't divisible.
+    """
+    best, fits = found[0].layout, {plan.layout: plan.time.total for plan in found}
+    possible = set(layouts(config, best.gpus, best.sequences))
+    changed: dict[str, list[tuple[object, float | None]]] = {}
+    for option in OPTIONS:
+        chosen = getattr(best, option)
+        values = {getattr(plan.layout, option) for plan in found if plan.layout.pp == best.pp} - {chosen}
+        if option == "micro_batch":
+            values &= {chosen // 2, chosen * 2}
+        for value in sorted(values, key=str):
+            layout = replace(best, **{option: value})
+            if option == "micro_batch":
+                if best.sequences < best.dp * value:
+                    continue
+                layout = replace(layout, micro_batches=best.sequences // (best.dp * value))
+            if layout in possible:
+                longer = fits[layout] / fits[best] - 1 if layout in fits else None
+                changed.setdefault(option, []).append((value, longer))
+    return changed
 
 
 def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:

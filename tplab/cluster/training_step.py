@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tplab.data.data_parallel import DataParallel
@@ -63,7 +62,7 @@ class TrainingStep:
                      optimizer, and the caller can check the norm later. With a fused optimizer on a GPU, the CPU then
                      doesn't wait for the norm
     norm             a function (mesh) -> norm to call in place of `tplab.data.grad_norm`; needs zero=0
-    bucket_bytes     as in `in_buckets`, for zero=0 to 2; master_dtype: as in ZeRO1
+    bucket_bytes     as in `in_buckets`, for zero=0 to 2
 
     `optimizer` is the torch optimizer or the ZeRO optimizer, and `torch_optimizer` is what a scheduler needs. All
     replicas start with the first replica's weights and buffers. If no micro-batch uses a parameter, data parallelism
@@ -92,15 +91,12 @@ class TrainingStep:
         check: bool = True,
         norm: Callable[[DeviceMesh | None], Tensor] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
-        master_dtype: torch.dtype | None = None,
         **defaults: Any,
     ) -> None:
         if zero not in (0, 1, 2, 3):
             raise ValueError(f"zero={zero} is not one of the stages 0, 1, 2 and 3")
         if zero and norm:
             raise ValueError(f"norm reads .grad, which zero={zero} empties: use zero=0")
-        if not zero and master_dtype:
-            raise ValueError("master_dtype needs zero=1, 2 or 3: torch's own optimizers update the weights themselves")
         if max_norm is not None and not max_norm >= 0:
             raise ValueError(f"max_norm={max_norm} should be 0 or more, or None")
         if mesh is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -118,7 +114,7 @@ class TrainingStep:
         self._trained = [parameter.requires_grad for parameter in model.parameters()]
         # an optimizer needs a parameter, even if this stage is frozen
         given = listed((trained or [nn.Parameter(torch.empty(0))]) if parameters is None else parameters)
-        options: dict[str, Any] = {"average": average, "master_dtype": master_dtype, "separate": self.tied, "group": dp}
+        options: dict[str, Any] = {"average": average, "separate": self.tied, "group": dp}
         self.data: DataParallel | None = None
         self.optimizer: Optimizer | ZeRO1
         if zero == 3:
@@ -232,8 +228,7 @@ class TrainingStep:
             return
         for parameter in self._in_optimizer():
             if parameter.grad is not None:
-                gradient = parameter.grad
-                yield parameter, gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                yield parameter, parameter.grad
 
     @property
     def torch_optimizer(self) -> Any:

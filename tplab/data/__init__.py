@@ -6,7 +6,6 @@ data_parallel     gradients summed over the replicas, in buckets, during the bac
 grad_norm         the norm of a gradient that is spread over many ranks
 zero, zero3       ZeRO 1, 2 and 3
 zero_state        ZeRO's optimizer state in the format of a plain optimizer, for checkpoints
-zero_cost         the traffic of each ZeRO stage
 """
 
 from tplab.data.data_parallel import DataParallel, tokens_of_all
@@ -14,7 +13,6 @@ from tplab.data.grad_norm import clip, clip_grad_norm, grad_norm
 from tplab.data.grid import Grid, mesh
 from tplab.data.zero import ZeRO1, ZeRO2
 from tplab.data.zero3 import ZeRO3
-from tplab.data.zero_cost import zero_traffic
 from tplab.data.zero_state import FullOptimizer
 
 __all__ = [
@@ -29,5 +27,4 @@ __all__ = [
     "grad_norm",
     "mesh",
     "tokens_of_all",
-    "zero_traffic",
 ]

@@ -15,9 +15,9 @@ all-reduce.
     gradients [p n] -> reduce-scatter -> shard [n] -> optimizer -> shard of W [n] -> all-gather -> W [p n]
 
 ZeRO-1 reduces after backward. ZeRO-2 reduces each bucket as soon as it is full and frees the full gradients. With m
-backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, and formulas for the traffic are in
-`zero_cost`. (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; torch:
-ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
+backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3, in `zero3`, gathers the weights in each forward
+and backward pass and sends 3mΨ. (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models"; torch: ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
 
 import zlib
@@ -72,8 +72,7 @@ class Unit:
     """A set of parameters whose gradients are reduced together and whose weights are gathered together.
 
     weights     [p n], the flat vector that the parameters are views of
-    shard       [n], this rank's shard of the weights
-    master      [n], the parameter that the optimizer updates: the shard, or a copy in `master_dtype`
+    shard       [n], this rank's shard of the weights, which is the parameter that the optimizer updates
     gradient    [n], this rank's shard of the reduced gradients, or None
 
     `reduce` only starts the reduction, so that backward can continue meanwhile. `wait` completes it.
@@ -83,7 +82,6 @@ class Unit:
         self,
         parameters: Sequence[nn.Parameter],
         average: bool = True,
-        master_dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
         self.flat, self.average = Flat(parameters, group), average
@@ -91,9 +89,8 @@ class Unit:
         self.weights = self.flat.flatten([parameter.detach() for parameter in parameters])
         for parameter, view in zip(self.parameters, self.flat.views(self.weights), strict=True):
             parameter.data = view
-        self.shard = self.flat.shard(self.weights)
+        self.shard = nn.Parameter(self.flat.shard(self.weights))
         own_gradients(self.parameters, "ZeRO")
-        self.master = nn.Parameter(self.shard.to(torch.promote_types(master_dtype or self.flat.dtype, self.flat.dtype)))
         self.gradient: Tensor | None = None
         self._reducing: tuple[Tensor, Tensor, dist.Work | None] | None = None  # [n], [p n], and the pending work
 
@@ -114,11 +111,6 @@ class Unit:
         self._reducing = part, whole, work
 
     @property
-    def has_master(self) -> bool:
-        """True if `master` is a copy in another dtype."""
-        return self.master.dtype != self.shard.dtype
-
-    @property
     def is_reducing(self) -> bool:
         return self._reducing is not None
 
@@ -132,16 +124,12 @@ class Unit:
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def before_step(self) -> None:
-        """Give the optimizer this rank's shard of the gradient, in the dtype of the master weights.
+        """Give the optimizer this rank's shard of the gradient.
 
-        Weights that were loaded or changed since the last step replace their master weights. Raises ValueError if a
-        parameter has been replaced, cast or frozen since the unit was made.
+        Raises ValueError if a parameter has been replaced, cast or frozen since the unit was made.
         """
         self.check_unchanged()
-        if self.has_master:
-            unchanged = self.master.to(self.shard.dtype) == self.shard
-            self.master.data = torch.where(unchanged, self.master, self.shard.to(self.master.dtype))
-        self.master.grad = None if self.gradient is None else self.gradient.to(self.master.dtype)
+        self.shard.grad = self.gradient
 
     def check_unchanged(self) -> None:
         storage = self.weights.untyped_storage()
@@ -155,16 +143,13 @@ class Unit:
 
     def abandon(self) -> None:
         """Discard the gradients of an unfinished step."""
-        self._reducing = self.gradient = self.master.grad = None
+        self._reducing = self.gradient = self.shard.grad = None
         clear_taken(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
 
     def after_step(self) -> None:
-        """Copy the updated master weights (if any) to the shard, and all-gather the full weights."""
-        if self.has_master:
-            self.shard.copy_(self.master.detach())
-            self.master.grad = None
+        """All-gather the full weights from the updated shards."""
         self.flat.all_gather(self.shard, self.weights)
 
 
@@ -181,8 +166,6 @@ class ZeRO1:
                        or LAMB. Raises ValueError if it isn't known to be one (`check_elementwise`)
     bucket_bytes       the maximum number of bytes to reduce or gather in one call
     average            whether to average the ranks' gradients; if False, they are summed
-    master_dtype       the dtype of the copy of the shard that the optimizer updates, such as float32 for bfloat16
-                       weights. Weights with more precision keep their own dtype
     separate           a parameter that gets a bucket of its own, such as a pipeline's tied table. Both stages that have
                        the table then split it in the same way, so their gradients can be summed (`TrainingStep`)
     defaults           options for the optimizer
@@ -200,7 +183,6 @@ class ZeRO1:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         average: bool = True,
-        master_dtype: torch.dtype | None = None,
         separate: nn.Parameter | None = None,
         group: ProcessGroup | None = None,
         **defaults: Any,
@@ -213,8 +195,8 @@ class ZeRO1:
         for given in as_groups(parameters):
             own = given["params"]
             start_alike(((f"parameter {number}", parameter) for number, parameter in enumerate(own)), group)
-            units = [Unit(bucket, average, master_dtype, group) for bucket in in_buckets(own, bucket_bytes, separate)]
-            groups.append({**given, "params": [unit.master for unit in units]})
+            units = [Unit(bucket, average, group) for bucket in in_buckets(own, bucket_bytes, separate)]
+            groups.append({**given, "params": [unit.shard for unit in units]})
             self.group_parameters.append(own)
             self.units += units
         self.optimizer = optimizer_class(groups, **defaults)
@@ -276,11 +258,10 @@ class ZeRO1:
     def memory(self) -> dict[str, int]:
         """Return the bytes currently used on this rank for weights, gradients, and all tensors of the optimizer."""
         gradients = chain.from_iterable([unit.gradient, *(w.grad for w in unit.parameters)] for unit in self.units)
-        masters = [unit.master for unit in self.units if unit.has_master]
         return {
             "weights": tensor_bytes(chain.from_iterable([unit.weights, unit.shard] for unit in self.units)),
             "gradients": tensor_bytes(gradient for gradient in gradients if gradient is not None),
-            "optimizer": tensor_bytes(masters) + optimizer_bytes(self.optimizer),
+            "optimizer": optimizer_bytes(self.optimizer),
         }
 
 

@@ -42,13 +42,10 @@ class ShardedUnit(Unit):
         self,
         parameters: Sequence[nn.Parameter],
         average: bool = True,
-        master_dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(parameters, average, master_dtype, group)
-        self.shard = self.shard.clone()
-        if self.master.dtype == self.shard.dtype:
-            self.master = nn.Parameter(self.shard)
+        super().__init__(parameters, average, group)
+        self.shard = nn.Parameter(self.shard.detach().clone())
         self.backwards: dict[int, None] = {}
         self.stays_whole = False
         self.free()
@@ -90,9 +87,7 @@ class ShardedUnit(Unit):
             self.free()
 
     def after_step(self) -> None:
-        if self.has_master:
-            self.shard.copy_(self.master.detach())
-            self.master.grad = None
+        """Keep only the shard. The next forward gathers the weights."""
 
 
 class ZeRO3(ZeRO1):
@@ -123,7 +118,6 @@ class ZeRO3(ZeRO1):
         *,
         parameters: Parameters | None = None,
         average: bool = True,
-        master_dtype: torch.dtype | None = None,
         separate: nn.Parameter | None = None,
         group: ProcessGroup | None = None,
         **defaults: Any,
@@ -143,17 +137,17 @@ class ZeRO3(ZeRO1):
         start_alike(model.named_parameters(), group)
         broadcast(model.buffers(), group)
         for module, own in by_unit.items():
-            units = [ShardedUnit(alike, average, master_dtype, group) for alike in _alike(own, separate, place)]
+            units = [ShardedUnit(alike, average, group) for alike in _alike(own, separate, place)]
             self._gather_around(module, units)
             self.units += units
         reduce_when_full(self.units, self._order)
         self.group_parameters = [given["params"] for given in groups]
-        masters: list[list[nn.Parameter]] = [[] for _ in groups]
+        shards: list[list[nn.Parameter]] = [[] for _ in groups]
         for unit in self.units:
-            masters[place[unit.parameters[0]]].append(unit.master)
+            shards[place[unit.parameters[0]]].append(unit.shard)
         if not trained:  # an optimizer needs a parameter, even if all are frozen
-            masters[0] = [nn.Parameter(torch.empty(0))]
-        options = [{**given, "params": of_group} for given, of_group in zip(groups, masters, strict=True)]
+            shards[0] = [nn.Parameter(torch.empty(0))]
+        options = [{**given, "params": of_group} for given, of_group in zip(groups, shards, strict=True)]
         self.optimizer = optimizer_class(options, **defaults)
         for module in model.modules():
             module.register_state_dict_pre_hook(self._check_gathered)
@@ -186,7 +180,7 @@ class ZeRO3(ZeRO1):
             for unit in self.units:
                 unit.stays_whole = False
                 unit.check_unchanged()
-                unit.shard.copy_(unit.flat.shard(unit.weights))
+                unit.shard.detach().copy_(unit.flat.shard(unit.weights))
                 unit.free()
 
     def _check_gathered(self, *_: object) -> None:

@@ -22,8 +22,6 @@ from torch.optim import Optimizer
 from tplab.data.zero import Unit, ZeRO1
 from tplab.data.zero3 import ZeRO3
 
-MASTER = "master_weight"  # the state's key for the weights in `master_dtype`, if there are any
-
 State = dict[str, Any]
 
 
@@ -66,10 +64,7 @@ class FullOptimizer:
         """
         self._state = {}
         for unit in self.zero.units:
-            entries = dict(self.zero.optimizer.state[unit.master])
-            if unit.has_master:
-                entries[MASTER] = unit.master.detach()
-            for key, value in entries.items():
+            for key, value in self.zero.optimizer.state[unit.shard].items():
                 for parameter, own in zip(unit.parameters, _unsharded(unit, key, value), strict=True):
                     self._state.setdefault(parameter, {})[key] = own
 
@@ -95,16 +90,13 @@ class FullOptimizer:
                 f"the saved param_groups have {saved_lengths} parameters, these have {own_lengths}: make the groups as "
                 "they were, and freeze the same parameters"
             )
-        place = {id(master): number for number, master in enumerate(_all(g["params"] for g in inner.param_groups))}
+        place = {id(shard): number for number, shard in enumerate(_all(g["params"] for g in inner.param_groups))}
         state: dict[int, State] = {}
         for unit in self.zero.units:
             given = [state_dict["state"].get(numbers[parameter], {}) for parameter in unit.parameters]
             own = {key: _shard(unit, key, [of.get(key) for of in given]) for key in dict.fromkeys(chain(*given))}
-            master = own.pop(MASTER, unit.shard)
-            if unit.has_master:
-                unit.master.data.copy_(master)
             if own:
-                state[place[id(unit.master)]] = own
+                state[place[id(unit.shard)]] = own
         groups = zip(state_dict["param_groups"], inner.state_dict()["param_groups"], strict=True)
         numbered = [{**saved, "params": own["params"]} for saved, own in groups]
         inner.load_state_dict({"state": state, "param_groups": numbered})
@@ -118,9 +110,9 @@ def _unsharded(unit: Unit, key: str, value: Any) -> list[Any]:
     """Return one tensor per parameter of the unit, or the same value for each if it isn't a tensor with elements."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return [value.clone() if isinstance(value, Tensor) else value for _ in unit.parameters]
-    if value.shape != unit.master.shape:
+    if value.shape != unit.shard.shape:
         raise ValueError(
-            f"the optimizer's {key} is {list(value.shape)}, the bucket {list(unit.master.shape)}: ZeRO needs an "
+            f"the optimizer's {key} is {list(value.shape)}, the bucket {list(unit.shard.shape)}: ZeRO needs an "
             "optimizer that works element by element, such as AdamW or SGD"
         )
     full = value.new_empty(unit.flat.world_size * unit.flat.shard_numel)

@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.common.downloads import check_safetensors, damaged, read_json
@@ -72,8 +71,6 @@ def load_folder(model: Any, folder: str | PathLike) -> int:
     _check_config(config, config_of_folder(folder))
     for name, parameter in parameters.items():
         check_group(name, parameter, model.group)
-        if isinstance(parameter, DTensor):
-            raise ValueError(f"{name} is a DTensor: load the folder first, then call fully_shard")
     with ExitStack() as files:
         stored = _Stored(folder, config, files)
         stored.check_names(config)

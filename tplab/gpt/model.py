@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.gpt.transformer import NORMS, LayerCache, ParallelTransformerLayer
+from tplab.gpt.transformer import NORMS, ParallelTransformerLayer
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.group_module import GroupModule
 from tplab.tensor.id_check import When
 from tplab.tensor.initialization import InitMethod, init_parameter
+from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import Device, LayerOptions
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.tensor.region import TENSOR_PARALLEL
@@ -127,33 +128,23 @@ class ParallelGPT(GroupModule):
         ids: Tensor,
         targets: Tensor | None = None,
         *,
-        ignore_index: int = -100,
-        key_padding_mask: Tensor | None = None,
         gather: bool = False,
         rng: RNGTracker | None = None,
     ) -> Tensor:
         """Return this rank's logits [b, s, v/p], or all [b, s, v] with `gather`; with targets, return the mean loss.
 
-        targets           the next token at each position, [b, s]; `ignore_index` where there is none
-        key_padding_mask  bool [b, s], True for padding, which no token attends to
-        rng               random states for dropout (`tplab.tensor.rng.seed_all`); None: torch's current state
+        targets    the next token at each position, [b, s]; -100 where there is none
+        rng        random states for dropout (`tplab.tensor.rng.seed_all`); None: torch's current state
         """
-        x = self.features(ids, key_padding_mask=key_padding_mask, rng=rng)
-        return self.logits(x, gather=gather) if targets is None else self.loss(x, targets, ignore_index=ignore_index)
+        x = self.features(ids, rng=rng)
+        return self.logits(x, gather=gather) if targets is None else self.loss(x, targets)
 
-    def features(
-        self,
-        ids: Tensor,
-        *,
-        key_padding_mask: Tensor | None = None,
-        cache: Sequence[LayerCache] | None = None,
-        rng: RNGTracker | None = None,
-    ) -> Tensor:
+    def features(self, ids: Tensor, *, cache: Sequence[KVCache] | None = None, rng: RNGTracker | None = None) -> Tensor:
         """Return the output layer's input [b, s, h] for ids [b, s]. With a cache, the ids continue the cached text."""
-        x = self._embed(ids, cache[0].text.length if cache else 0)  # [b, s, h]
+        x = self._embed(ids, cache[0].length if cache else 0)  # [b, s, h]
         x = dropout(x, self.config.dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
         for number, layer in enumerate(self.layers):
-            step = partial(layer, key_padding_mask=key_padding_mask, cache=cache and cache[number], rng=rng)
+            step = partial(layer, cache=cache and cache[number], rng=rng)
             if self.recompute == "layers" and self.training and torch.is_grad_enabled():
                 x = checkpoint(step, x, tracker=rng or RNGTracker(self.group))
             else:
@@ -167,22 +158,21 @@ class ParallelGPT(GroupModule):
             async_grad_allreduce=self.async_grad_allreduce, group=self.group,
         )  # fmt: skip
 
-    def loss(self, x: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss, a scalar, given x [b, s, h] and the target tokens [b, s]."""
         return parallel_linear_cross_entropy(
-            x, self.output_weight, targets, ignore_index=ignore_index, vocab_size=self.config.vocab_size,
-            group=self.group,
-        )  # fmt: skip
+            x, self.output_weight, targets, vocab_size=self.config.vocab_size, group=self.group
+        )
 
     @property
     def output_weight(self) -> Tensor:
         """This rank's rows [v/p, h] of the output layer's weight, which may be the embedding's."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
+    def new_cache(self, batch_size: int, max_length: int) -> list[KVCache]:
         """Return one KV cache per layer for this rank's heads, with room for `max_length` tokens."""
         layers: Any = self.layers
-        return [layer.new_cache(batch_size, max_length, dtype=dtype) for layer in layers]
+        return [layer.new_cache(batch_size, max_length) for layer in layers]
 
     def _embed(self, ids: Tensor, past: int) -> Tensor:
         x = self.embedding(ids)  # [b, s, h]
@@ -212,7 +202,6 @@ class OutputTable(ShardedModule):
         *,
         init_method: InitMethod,
         multiple: int = 128,
-        per_rank_init: bool = False,
         group: ProcessGroup | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
@@ -221,6 +210,6 @@ class OutputTable(ShardedModule):
         rows = pad_vocab_size(vocab_size, self.world_size, multiple) // self.world_size
         weight = nn.Parameter(torch.empty(rows, hidden_size, device=device, dtype=dtype))  # [v/p, h]
         self.register_shard("weight", weight, Sharding(0, blocks=(Block(vocab_size, multiple, padded=True),)))
-        init_parameter(self.weight, init_method, group, per_rank=per_rank_init)
+        init_parameter(self.weight, init_method, group)
         with torch.no_grad():
             self.weight[max(0, vocab_size - self.rank * rows) :].zero_()

@@ -21,7 +21,6 @@ bias_dropout_add.)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -36,14 +35,6 @@ from tplab.tensor.linear import LayerOptions
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
-
-
-@dataclass
-class LayerCache:
-    """KV caches of one layer during generation: one for the text and, in a decoder, one for the memory."""
-
-    text: KVCache
-    memory: KVCache | None = None
 
 
 class LayerNorm(nn.LayerNorm):
@@ -166,36 +157,28 @@ class ParallelTransformerLayer(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
         memory_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: KVCache | None = None,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """Return z [b, s, h]. For masks, positions, memory and cache, see `ParallelAttention.forward`.
+        """Return z [b, s, h]. For masks, memory and cache, see `ParallelAttention.forward`.
 
         rng    random states for dropout (`tplab.tensor.rng.seed_all`); None: torch's current state
         """
-        self._check_memory(memory, cache)
+        if memory is not None and self.cross_attention is None:
+            raise ValueError("this layer reads no memory: make it with cross_attention=True")
         residual, x = self._enter(self.attention_norm, x)
-        options = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "positions": positions}
-        y = self.attention(x, **options, cache=cache and cache.text, rng=rng)  # [b, s, h]
+        y = self.attention(x, key_padding_mask=key_padding_mask, cache=cache, rng=rng)  # [b, s, h]
         x = self._leave(residual, y, rng)
         if self.cross_attention is not None:
             residual, x = self._enter(self.cross_norm, x)
-            kept = cache and cache.memory
-            memory = None if kept and kept.length else memory  # its keys and values are already cached
-            y = self.cross_attention(x, memory, key_padding_mask=memory_padding_mask, cache=kept, rng=rng)
+            y = self.cross_attention(x, memory, key_padding_mask=memory_padding_mask, rng=rng)
             x = self._leave(residual, y, rng)
         residual, x = self._enter(self.mlp_norm, x)
         return self._leave(residual, self.mlp(x), rng)
 
-    def new_cache(
-        self, batch_size: int, max_length: int, memory_length: int = 0, dtype: torch.dtype | None = None
-    ) -> LayerCache:
-        """Return a cache for this rank's heads, with room for `max_length` text and `memory_length` memory tokens."""
-        text = self.attention.new_cache(batch_size, max_length, dtype)
-        cross = self.cross_attention
-        return LayerCache(text, None if cross is None else cross.new_cache(batch_size, memory_length, dtype))
+    def new_cache(self, batch_size: int, max_length: int) -> KVCache:
+        """Return a cache of the text for this rank's heads, with room for `max_length` tokens."""
+        return self.attention.new_cache(batch_size, max_length)
 
     def _enter(self, norm: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual, and the block's input in the dtype that the block computes in."""
@@ -206,12 +189,3 @@ class ParallelTransformerLayer(nn.Module):
         """Return residual + dropout(y), which is the same on every rank unless the sequence is sharded."""
         sharded = self.region.sequence_parallel
         return residual + dropout(y, self.hidden_dropout, self.training, sharded=sharded, rng=rng)
-
-    def _check_memory(self, memory: Tensor | None, cache: LayerCache | None) -> None:
-        if self.cross_attention is None:
-            if memory is not None:
-                raise ValueError("this layer reads no memory: make it with cross_attention=True")
-        elif memory is None and (cache is None or cache.memory is None or not cache.memory.length):
-            raise ValueError(
-                "cross-attention needs its memory [b, t, h]: as an argument, or in a cache that a call before filled"
-            )

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.gpt.transformer import LayerCache
 from tplab.pipeline.stages import GPTStage
 from tplab.tensor.embedding import pad_vocab_size
+from tplab.tensor.kv_cache import KVCache
 
 
 class PipelinedGPT(nn.Module):
@@ -39,11 +39,11 @@ class PipelinedGPT(nn.Module):
         self.config, self.group = stage.config, stage.group
         self.rank, self.world_size = rank_and_size(stage.group)
 
-    def new_cache(self, batch_size: int, max_length: int) -> list[LayerCache]:
+    def new_cache(self, batch_size: int, max_length: int) -> list[KVCache]:
         """Return one cache per layer of this stage."""
         return [layer.new_cache(batch_size, max_length) for layer in self.stage.layers.values()]  # type: ignore[operator]
 
-    def features(self, ids: Tensor, *, cache: Sequence[LayerCache]) -> Tensor:
+    def features(self, ids: Tensor, *, cache: Sequence[KVCache]) -> Tensor:
         """Run the stages on ids [b, s], one after another. Returns the output [b, s, h] of this rank's stage."""
         place, count = rank_and_size(self.pipeline)
         x = ids

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
-from tplab.gpt.transformer import LayerCache
 from tplab.sequence.linear import gather_linear
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import parallel_logits
+from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.region import column_linear
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 from tplab.tensor.sharding import shard
@@ -56,13 +56,13 @@ class GPTStage(nn.Module):
         x = self.features(x)  # [b, s, h]
         return self.logits(x) if self.is_last else x
 
-    def features(self, x: Tensor, cache: Sequence[LayerCache] | None = None) -> Tensor:
+    def features(self, x: Tensor, cache: Sequence[KVCache] | None = None) -> Tensor:
         """Return the input [b, s, h] of the next stage or, on the last stage, of the output layer.
 
         cache    the caches of this stage's layers, for generation; then x contains only the next tokens of the text
         """
         if self.is_first:
-            x = self._embed(x, cache[0].text.length if cache else 0)  # [b, s, h]
+            x = self._embed(x, cache[0].length if cache else 0)  # [b, s, h]
         for number, layer in enumerate(self.layers.values()):
             step = partial(layer, cache=cache and cache[number], rng=self.rng)
             if self.recompute == "layers" and self.training and torch.is_grad_enabled():

@@ -43,11 +43,11 @@ from torch.distributed import ProcessGroup
 from tplab.collectives.by_hand import rank_and_size
 from tplab.common.taken_gradients import check_not_taken
 from tplab.gpt.model import ParallelGPT
-from tplab.gpt.transformer import LayerCache
 from tplab.memory.config import GPTConfig
 from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL, gather_linear
 from tplab.sequence.regions import gather_from_sequence_region, tokens_per_rank
 from tplab.tensor.embedding import parallel_logits
+from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.tensor.rng import RNGTracker
 from tplab.tensor.sharding import shard
@@ -110,22 +110,15 @@ class SequenceParallelGPT(ParallelGPT):
     def __init__(self, config: GPTConfig, *, gather_again: bool = False, **options: Any) -> None:
         super().__init__(config, region=GATHER_AGAIN if gather_again else SEQUENCE_PARALLEL, **options)
 
-    def features(
-        self,
-        ids: Tensor,
-        *,
-        key_padding_mask: Tensor | None = None,
-        cache: Sequence[LayerCache] | None = None,
-        rng: RNGTracker | None = None,
-    ) -> Tensor:
-        """Return the output layer's input for this rank's tokens, [b, s/p, h], given ids and key_padding_mask [b, s].
+    def features(self, ids: Tensor, *, cache: Sequence[KVCache] | None = None, rng: RNGTracker | None = None) -> Tensor:
+        """Return the output layer's input for this rank's tokens, [b, s/p, h], given ids [b, s].
 
         Raises ValueError if s isn't divisible by p, or if a cache is passed.
         """
         if cache is not None:
             raise ValueError("the next token of a cache can't be cut into parts: generate with a ParallelGPT")
         tokens_per_rank(ids.shape[1], self.world_size)
-        return super().features(ids, key_padding_mask=key_padding_mask, rng=rng)
+        return super().features(ids, rng=rng)
 
     def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
         """Return this rank's logits [b, s, v/p] of all tokens, or all [b, s, v] with `gather`, given x [b, s/p, h]."""
@@ -134,10 +127,10 @@ class SequenceParallelGPT(ParallelGPT):
             async_grad_allreduce=self.async_grad_allreduce, group=self.group,
         )  # fmt: skip
 
-    def loss(self, x: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss, a replicated scalar, given x [b, s/p, h] and target tokens [b, s]."""
         return parallel_linear_cross_entropy(
-            gather_from_sequence_region(x, self.group), self.output_weight, targets, ignore_index=ignore_index,
+            gather_from_sequence_region(x, self.group), self.output_weight, targets,
             vocab_size=self.config.vocab_size, sum_gradient=False, group=self.group,
         )  # fmt: skip
 

@@ -32,11 +32,10 @@ from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.config import RotaryScaling
-from tplab.tensor.attention_mask import attention_mask, check_masks
+from tplab.tensor.attention_mask import attention_mask, check_padding
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
-from tplab.tensor.operators import share_with_region
 from tplab.tensor.qkv import QKVParallelLinear, heads_on_rank
 from tplab.tensor.rotary import rotary_angles, rotate
 
@@ -135,63 +134,43 @@ class ParallelAttention(nn.Module):
         memory: Tensor | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        positions: Tensor | None = None,
         cache: KVCache | None = None,
         rng: RandomStates | None = None,
     ) -> Any:
         """Return z [b, s, h], or (z, bias) with `skip_bias_add`. Queries that may not attend to any key get zeros.
 
-        memory              [b, t, h], for cross-attention; None if its keys and values are already in the cache
+        memory              [b, t, h], for cross-attention
         key_padding_mask    bool [b, t], True for padding (as in `nn.MultiheadAttention`)
-        attn_mask           values added to the scores, [s, t] or [b, heads, s, t], replicated; may require a gradient
-        positions           token positions for rotary embeddings, [s] or [b, s]; None: continue after the cached tokens
-        cache               from `new_cache`; x then contains the s tokens that follow the cached tokens of the text
+        cache               from `new_cache`, for self-attention; x then has the s tokens that follow the cached ones
         rng                 random states for dropout that differ between ranks inside `fork()`; None: torch's current
                             state, with which ranks that use the same seed drop the same positions in different heads
         """
         self._check_inputs(x, memory, cache)
         if self.attention_type == "self":
-            q, k, v = self._project(x, positions, 0 if cache is None else cache.length)
+            q, k, v = self._project(x, 0 if cache is None else cache.length)
             if cache is not None:
                 k, v = cache.append(k, v)  # [b, m, t, d]
         else:
             q = self.q(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)  # [b, n, s, d]
-            k, v = self._keys_and_values(memory, cache)  # [b, m, t, d]
-        y = self._attend(q, k, v, key_padding_mask, attn_mask, rng)  # [b, n, s, d]
+            _, k, v = self.kv(memory)  # [b, m, t, d]
+        y = self._attend(q, k, v, key_padding_mask, rng)  # [b, n, s, d]
         return self.out(y.transpose(1, 2).flatten(2))  # [b, s, n d] -> [b, s, h]
 
-    def _project(self, x: Tensor, positions: Tensor | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x)  # [b, n, s, d], [b, m, s, d] twice
         if self.rotary_base is not None:
-            if positions is None:
-                positions = torch.arange(offset, offset + q.shape[2], device=x.device)  # [s]
+            positions = torch.arange(offset, offset + q.shape[2], device=x.device)  # [s]
             angles = rotary_angles(positions, self.head_dim, self.rotary_base, self.rotary_scaling)
             q, k = rotate(q, angles), rotate(k, angles)
         return q, k, v
 
-    def _keys_and_values(self, memory: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor]:
-        if memory is None and cache is not None:
-            return cache.keys, cache.values
-        _, k, v = self.kv(memory)
-        return (k, v) if cache is None else cache.append(k, v)
-
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        rng: RandomStates | None,
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, rng: RandomStates | None
     ) -> Tensor:
         (b, _, s, _), t = q.shape, k.shape[2]
-        check_masks(b, s, t, self.num_heads, key_padding_mask, attn_mask)
-        if attn_mask is not None:
-            attn_mask = share_with_region(attn_mask, self.out.group).to(q.dtype)
-            if attn_mask.dim() == 4 and attn_mask.shape[1] > 1:
-                attn_mask = attn_mask.narrow(1, self.rank * self.heads, self.heads)  # [b, n, s, t]
-        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, attn_mask, q.device, self.sliding_window)
+        if key_padding_mask is not None:
+            check_padding(b, t, key_padding_mask)
+        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, q.device, self.sliding_window)
         dropout = self.dropout if self.training else 0.0
 
         def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -202,11 +181,11 @@ class ParallelAttention(nn.Module):
 
         return self.run_core(core, q, k, v, rng)
 
-    def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> KVCache:
-        """Return a cache for this rank's heads and `max_length` tokens (in cross-attention, tokens of the memory)."""
+    def new_cache(self, batch_size: int, max_length: int) -> KVCache:
+        """Return a cache for this rank's heads and `max_length` tokens."""
         weight = self.out.weight
         shape = (batch_size, self.kv_heads, max_length, self.head_dim)
-        return KVCache(*shape, device=weight.device, dtype=dtype or weight.dtype)
+        return KVCache(*shape, device=weight.device, dtype=weight.dtype)
 
     def _check_inputs(self, x: Tensor, memory: Tensor | None, cache: KVCache | None) -> None:
         for name, tensor in (("x", x), ("memory", memory)):
@@ -217,10 +196,8 @@ class ParallelAttention(nn.Module):
         if self.attention_type == "self":
             if memory is not None:
                 raise ValueError("self-attention has no memory: make it with attention_type='cross'")
-        elif (memory is None) == (cache is None or not cache.length):
-            raise ValueError(
-                "cross-attention needs its memory once: as an argument, or in a cache that a call before has filled"
-            )
+        elif memory is None or cache is not None:
+            raise ValueError("cross-attention needs its memory in every call, and has no cache")
 
     def extra_repr(self) -> str:
         first = self.rank * self.heads

@@ -25,10 +25,9 @@ own shard and sums exp(z_i - m_r). Once m is known, it multiplies the sum by exp
 memory only once, and no tensor of their size is allocated. On a GPU, a block of rows is as large as 2^25 logits.
 
 The backward pass sends nothing, because S and m are known: dz_i = (exp(z_i - m) / S - 1[i = t]) dloss. Autograd saves
-the logits and five values per token, and the gradient needs as much memory as the logits. With `overwrite_logits`, the
-gradient overwrites the logits, so no second shard is allocated. If the logits are float32 or float64, forward already
-overwrites them with the exponentials, to avoid computing these twice. (Shoeybi et al. 2019, "Megatron-LM", section 3;
-Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Megatron: vocab_parallel_cross_entropy.)
+the logits and five values per token, and the gradient needs as much memory as the logits.
+`tplab.tensor.linear_cross_entropy` needs neither. (Shoeybi et al. 2019, "Megatron-LM", section 3; Milakov and
+Gimelshein 2018, "Online normalizer calculation for softmax"; Megatron: vocab_parallel_cross_entropy.)
 """
 
 from collections.abc import Callable
@@ -57,7 +56,6 @@ def vocab_parallel_cross_entropy(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
     vocab_size: int | None = None,
-    overwrite_logits: bool = False,
     check_target: bool | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
@@ -68,8 +66,6 @@ def vocab_parallel_cross_entropy(
                         zero. None: the size in the mark `logits.tensor_parallel`, which `parallel_logits` sets. A copy
                         such as `logits.float()` has no mark. Its padding still doesn't count, because it is -inf, but
                         with label smoothing, or with a target in the padding, the loss is then infinite
-    overwrite_logits    store the exponentials, then the gradient, in the memory of the logits. Nothing else may use the
-                        logits then: if another backward pass needs them, it raises RuntimeError
     check_target        for targets outside the vocabulary, raise IndexError (True) or return NaN in loss and gradient
                         (False). None: True on a CPU, but False on a GPU, because the check would make the CPU wait
 
@@ -83,11 +79,7 @@ def vocab_parallel_cross_entropy(
         )
     columns, target = logits.shape[-1], integers("target", target)
     vocab_size = vocabulary("logits", logits, -1, vocab_size, group)
-    options = Options.of(columns, ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, group)
-    if overwrite_logits and logits.is_leaf and logits.requires_grad:
-        raise ValueError(
-            "overwrite_logits would destroy logits that are a leaf: their values are yours, not the loss's"
-        )
+    options = Options.of(columns, ignore_index, label_smoothing, reduction, vocab_size, group)
     targets = Targets.of(target, columns, options, check_target)
     return _VocabParallelCrossEntropy.apply(logits, *targets, options, group)
 
@@ -98,20 +90,19 @@ class Options:
     label_smoothing: float
     reduction: Reduction
     vocab_size: int
-    overwrite_logits: bool
     start: int  # the first id of this rank
 
     @staticmethod
     def of(
         columns: int, ignore_index: int, label_smoothing: float, reduction: Reduction, vocab_size: int,
-        overwrite_logits: bool, group: ProcessGroup | None,
+        group: ProcessGroup | None,
     ) -> "Options":  # fmt: skip
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing={label_smoothing} is not between 0 and 1")
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
         start = rank_and_size(group)[0] * columns
-        return Options(ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, start)
+        return Options(ignore_index, label_smoothing, reduction, vocab_size, start)
 
     @property
     def smooth(self) -> float:
@@ -172,10 +163,9 @@ class _VocabParallelCrossEntropy(Function):
     ) -> Tensor:  # fmt: skip
         targets = Targets(column, foreign, weight)
         flat = logits.detach().reshape(len(column), logits.shape[-1])  # [n, v/p], a view if the strides allow it
-        overwrites = options.overwrite_logits and flat.dtype == sum_dtype(flat)  # exponentials would be rounded
-        sum_exp, aimed, base, divisor = forward_of_rows(flat, targets, options, group, flat if overwrites else None)
+        sum_exp, aimed, base, divisor = forward_of_rows(flat, targets, options, group, None)
         ctx.save_for_backward(flat, *targets, base, divisor)
-        ctx.options, ctx.overwrites, ctx.shape = options, overwrites, logits.shape
+        ctx.options, ctx.shape = options, logits.shape
         loss = loss_of(sum_exp, aimed, targets, options)
         return loss.view(logits.shape[:-1]) if options.reduction == "none" else loss
 
@@ -186,9 +176,9 @@ class _VocabParallelCrossEntropy(Function):
         targets, options = Targets(column, foreign, weight), ctx.options
         if options.reduction == "mean":
             dloss = dloss / targets.counted()
-        dflat = flat if options.overwrite_logits else torch.empty_like(flat, memory_format=torch.contiguous_format)
+        dflat = torch.empty_like(flat, memory_format=torch.contiguous_format)
         of_tokens = targets.gradients(dloss, options)
-        gradient_of_rows(dflat, flat, flat if ctx.overwrites else None, column, base, divisor, *of_tokens, options)
+        gradient_of_rows(dflat, flat, None, column, base, divisor, *of_tokens, options)
         return dflat.view(ctx.shape), None, None, None, None, None
 
 

@@ -60,7 +60,6 @@ class VocabParallelEmbedding(ShardedModule):
                      are NaN, and the next call raises. None: "later" on a GPU, to avoid synchronizing (`IdCheck`)
     region           how the vectors leave the layer (see `tplab.tensor.region`)
     init_method      initializes the full table in place; None: normal distribution, as in nn.Embedding
-    per_rank_init    draw only this rank's rows (see `tplab.tensor.initialization`)
 
     The parameter is `weight` [v/p, h], with v padded. Rank r has rows `start` to `stop` - 1. Raises ValueError for a
     padding_idx outside the vocabulary. (Megatron: same name, but ids outside the vocabulary get a vector of zeros.)
@@ -78,7 +77,6 @@ class VocabParallelEmbedding(ShardedModule):
         check_ids: When | None = None,
         region: Region = TENSOR_PARALLEL,
         init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
         group: ProcessGroup | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
@@ -88,7 +86,7 @@ class VocabParallelEmbedding(ShardedModule):
             raise ValueError(f"padding_idx={padding_idx} isn't one of the {num_embeddings} ids")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.region, self.init_method, self.per_rank_init = region, init_method, per_rank_init
+        self.region, self.init_method = region, init_method
         self.check_ids = IdCheck(num_embeddings, check_ids)
         rows = pad_vocab_size(num_embeddings, self.world_size, multiple) // self.world_size
         self.start, self.stop = self.rank * rows, (self.rank + 1) * rows
@@ -101,7 +99,7 @@ class VocabParallelEmbedding(ShardedModule):
 
         The padding and the row for padding_idx are set to zero.
         """
-        init_parameter(self.weight, self.init_method or nn.init.normal_, self.group, per_rank=self.per_rank_init)
+        init_parameter(self.weight, self.init_method or nn.init.normal_, self.group)
         with torch.no_grad():
             self.weight[max(0, self.num_embeddings - self.start) :].zero_()
             if (row := self._local_padding_idx()) is not None:

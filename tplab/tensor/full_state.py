@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.operators import all_gather
@@ -24,9 +23,8 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
     """Return the module's full state_dict on every rank, with sharded parameters [.., n/p, ..] gathered to [.., n, ..].
 
     All ranks of the group must call it, because it runs one all-gather per sharded parameter. Replicated parameters and
-    buffers are copied from this rank. The returned tensors share no memory with the module. If `fully_shard` (FSDP2)
-    has split the parameters further, all of its ranks must call it, too. Raises ValueError if the shards aren't on the
-    group's ranks.
+    buffers are copied from this rank. The returned tensors share no memory with the module. Raises ValueError if the
+    shards aren't on the group's ranks, or for a DTensor.
     """
     world_size = rank_and_size(group)[1]
     state, own = {}, plain_state(module)
@@ -36,9 +34,6 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
             state[name] = value
             continue
         sharding, tensor = _sharding_of(value), value.detach()
-        if isinstance(value, DTensor):
-            tensor = value.to_local() if is_on_ranks_of_shards(name, value) else value.full_tensor()
-            tensor = tensor.detach()
         if sharding is None:
             state[name] = tensor.clone()
         else:
@@ -61,34 +56,9 @@ def load_full_state_dict(
     shards = dict(state)
     for name in own.keys() & state.keys():
         if (sharding := _sharding_of(own[name])) is not None:
-            _check_is_whole(name, state[name], _shard_shape(name, own[name]), sharding, world_size)
+            _check_is_whole(name, state[name], list(own[name].shape), sharding, world_size)
             shards[name] = sharding.shard(state[name], rank, world_size)
-        if isinstance(own[name], DTensor):
-            shards[name] = _as_dtensor(name, shards[name], own[name])
     load_plain_state(module, shards, strict=strict)
-
-
-def is_on_ranks_of_shards(name: str, parameter: DTensor) -> bool:
-    """Return True if the DTensor's local tensor is this rank's shard, or False if it is split further, as by FSDP2.
-
-    Raises ValueError if the ranks of the shards are unknown, or if the DTensor's mesh neither has exactly these ranks
-    nor has just one rank in common with them.
-    """
-    sharding, mesh = _sharding_of(parameter), set(parameter.device_mesh.mesh.flatten().tolist())
-    if sharding is None:
-        return False
-    if sharding.ranks is None:
-        known = "unknown ranks: set Sharding(.., ranks=..)"
-    elif mesh == set(sharding.ranks):
-        return True
-    elif len(mesh & set(sharding.ranks)) == 1:
-        return False
-    else:
-        known = f"ranks {list(sharding.ranks)}"
-    raise ValueError(
-        f"{name} is a DTensor on ranks {sorted(mesh)}, and its tensor-parallel shards are on {known}. They should be "
-        "the same ranks, or have only this one in common, like the dimensions of a mesh"
-    )
 
 
 def _sharding_of(value: object) -> Sharding | None:
@@ -99,17 +69,6 @@ def _check_groups(state: Mapping[str, object], group: ProcessGroup | None) -> No
     for name, value in state.items():
         if isinstance(value, Tensor):
             check_group(name, value, group)
-
-
-def _shard_shape(name: str, own: Tensor) -> list[int]:
-    return list((own.to_local() if isinstance(own, DTensor) and is_on_ranks_of_shards(name, own) else own).shape)
-
-
-def _as_dtensor(name: str, shard: Tensor, own: DTensor) -> DTensor:
-    mesh, placements, shard = own.device_mesh, own.placements, shard.to(own.device)
-    if is_on_ranks_of_shards(name, own):
-        return DTensor.from_local(shard, mesh, placements, run_check=False, shape=own.shape, stride=own.stride())
-    return distribute_tensor(shard, mesh, placements, src_data_rank=None)  # each rank takes a slice of its own copy
 
 
 def _check_is_whole(name: str, given: Tensor, own: list[int], sharding: Sharding, world_size: int) -> None:

@@ -73,12 +73,6 @@ class KVCache:
         self.length = stop
         return self.keys, self.values
 
-    def truncate(self, length: int = 0) -> None:
-        """Keep only the first `length` tokens and free the other slots. Raises ValueError if there are fewer tokens."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"can't keep {length} of {self.length} cached tokens")
-        self.length = length
-
     @property
     def nbytes(self) -> int:
         """Memory used by the cache on this rank, in bytes."""

@@ -43,13 +43,11 @@ class LayerOptions(TypedDict, total=False):
     """Options that every parallel layer accepts and passes on to its sublayers.
 
     init_method      initializes the full weight in place; None: as `nn.Linear` does
-    per_rank_init    draw only this rank's shard (see `tplab.tensor.initialization`)
     region           how x enters and y leaves the layer (see `tplab.tensor.region`)
     group            the ranks that share the layer; None: all ranks
     """
 
     init_method: InitMethod | None
-    per_rank_init: bool
     region: Region
     group: ProcessGroup | None
     device: Device
@@ -73,7 +71,6 @@ class _ParallelLinear(ShardedModule):
         stride: int,
         region: Region = TENSOR_PARALLEL,
         init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
         group: ProcessGroup | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
@@ -81,7 +78,7 @@ class _ParallelLinear(ShardedModule):
         super().__init__(group)
         self.in_features, self.out_features, self.stride = in_features, out_features, stride
         self.skip_bias_add, self.region = skip_bias_add, region
-        self.init_method, self.per_rank_init = init_method, per_rank_init
+        self.init_method = init_method
         shape = [out_features, in_features]
         shape[dim] = self._shard_length(("out_features", "in_features")[dim], shape[dim])
         weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -97,13 +94,13 @@ class _ParallelLinear(ShardedModule):
 
     def reset_parameters(self) -> None:
         """Reinitialize the parameters as `nn.Linear` does, or the weight with `init_method` and the bias with zeros."""
-        init_linear(self.weight, self.bias, self.init_method, self.group, per_rank=self.per_rank_init)
+        init_linear(self.weight, self.bias, self.init_method, self.group)
 
     def _bias_to_add(self) -> Tensor | None:
         """Return a copy of the bias that the caller has to add, or None if there is nothing to add.
 
-        ZeRO-3 and `fully_shard` free a unit's parameters when its forward ends. If the unit is smaller than the caller,
-        the parameter itself would be freed memory by the time the caller adds it.
+        ZeRO-3 frees a unit's parameters when its forward ends. If the unit is smaller than the caller, the parameter
+        itself would be freed memory by the time the caller adds it.
         """
         return self.bias.clone() if self.skip_bias_add and self.bias is not None else None
 

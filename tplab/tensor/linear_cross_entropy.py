@@ -74,7 +74,7 @@ def parallel_linear_cross_entropy(
     if tokens_at_once < 1:
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
     vocab_size = vocabulary("weight", weight, 0, vocab_size, group)
-    options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, True, group)
+    options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, group)
     targets = Targets.of(integers("target", target), len(weight), options, check_target)
     x, weight = in_autocast_dtype(x, weight)
     with torch.autocast(x.device.type, enabled=False):

@@ -82,7 +82,6 @@ class QKVParallelLinear(ShardedModule):
         *,
         region: Region = TENSOR_PARALLEL,
         init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
         async_grad_allreduce: bool = False,
         group: ProcessGroup | None = None,
         device: Device = None,
@@ -90,8 +89,7 @@ class QKVParallelLinear(ShardedModule):
     ) -> None:
         super().__init__(group)
         self.in_features, self.head_dim = in_features, head_dim
-        self.init_method, self.per_rank_init = init_method, per_rank_init
-        self.region, self.async_grad_allreduce = region, async_grad_allreduce
+        self.init_method, self.region, self.async_grad_allreduce = init_method, region, async_grad_allreduce
         blocks = tuple(Block(heads * head_dim, unit=head_dim) for heads in (num_heads, num_kv_heads, num_kv_heads))
         rows = [block.shard_length(self.world_size) for block in blocks]  # n d, m d, m d
         self.heads = [length // head_dim for length in rows]  # n, m, m
@@ -107,7 +105,7 @@ class QKVParallelLinear(ShardedModule):
 
     def reset_parameters(self) -> None:
         """Reinitialize as if [Wq; Wk; Wv] were the weight of one `nn.Linear`. Copies of a head get equal values."""
-        init_linear(self.weight, self.bias, self.init_method, self.group, per_rank=self.per_rank_init)
+        init_linear(self.weight, self.bias, self.init_method, self.group)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x.shape[-1:] != (self.in_features,):

@@ -127,25 +127,22 @@ class RNGTracker:
             self._keep(self._current, read_state(generators))
         return {self._key(name): copy_of(self._state(name, generators)) for name in self._streams}
 
-    def load_state_dict(self, state: Mapping[str, State], *, strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, State]) -> None:
         """Restore the states that `state_dict` returned on this rank, or pick them from a dict with all ranks' states.
 
-        If there are more ranks than in the saved run, `state` has nothing for some of them. With `strict=False`, these
-        ranks keep their current states. If `seed_all` created these with the saved run's seed, they differ from all
-        saved states. If the saved run had no GPU, a GPU's state starts from the seed. Raises ValueError if `strict` is
-        set and `state` lacks one of this rank's states. Raises RuntimeError inside `fork`.
+        If the saved run had no GPU, a GPU's state starts from the seed. Raises ValueError if `state` lacks one of this
+        rank's states. Raises RuntimeError inside `fork`.
         """
         if self._current is not None:
             raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
         missing = [key for name in self._streams if (key := self._key(name)) not in state]
-        if missing and strict:
+        if missing:
             raise ValueError(
                 f"rank {self.rank} needs the random states {missing}, which are not among {sorted(state)}. What is "
-                "per rank has to be saved from every rank. strict=False leaves missing states as they are"
+                "per rank has to be saved from every rank"
             )
         for name in self._streams:
-            if (key := self._key(name)) in state:
-                self._keep(name, copy_of(state[key]))
+            self._keep(name, copy_of(state[self._key(name)]))
 
     def _key(self, name: str) -> str:
         return f"{name}.rank{self.rank}" if self._streams[name].per_rank else name

@@ -46,9 +46,7 @@ def scaled(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate each pair of x [b, heads, s, d] by its angle, [s, d/2] or [b, s, d/2]. Norms are preserved."""
-    if angles.dim() == 3:
-        angles = angles[:, None]  # [b, 1, s, d/2], the same for all heads
+    """Rotate each pair of x [b, heads, s, d] by its angle [s, d/2]. Norms are preserved."""
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, dim=-1)  # [b, heads, s, d/2] each
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)  # [b, heads, s, d]

@@ -28,6 +28,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.group_module import GroupModule, group_ranks, wrong_process
@@ -217,7 +218,15 @@ def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
 
 
 def check_group(name: str, parameter: Tensor, group: ProcessGroup | None) -> None:
-    """Raise ValueError if a parameter's shards aren't on the group's ranks. Unknown ranks aren't checked."""
+    """Raise ValueError if a parameter's shards aren't on the group's ranks. Unknown ranks aren't checked.
+
+    Also raises ValueError for a DTensor, whose local tensor may be a part of a shard.
+    """
+    if isinstance(parameter, DTensor):
+        raise ValueError(
+            f"{name} is a DTensor. Gather, load and save the model before fully_shard or parallelize_module, or use "
+            "torch.distributed.checkpoint"
+        )
     if (own := shard_ranks(parameter)) is None:
         return
     given = group_ranks(group)
@@ -234,7 +243,7 @@ class ShardedModule(GroupModule):
     """Base class for modules with sharded parameters. `self.shardings` maps each parameter's name to its sharding.
 
     It keeps the `tensor_parallel` attribute on each of these parameters. A plain attribute would be lost whenever torch
-    creates new parameters, as in copy.deepcopy, to_empty, load_state_dict(assign=True) and fully_shard (FSDP2).
+    creates new parameters, as in copy.deepcopy, to_empty and load_state_dict(assign=True).
     """
 
     group: ProcessGroup | None
@@ -253,9 +262,6 @@ class ShardedModule(GroupModule):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         super().register_parameter(name, param)
         self._mark_shards()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)  # without this method, fully_shard would bypass `register_parameter`
 
     def _mark_shards(self) -> None:
         for name, sharding in self.shardings.items():

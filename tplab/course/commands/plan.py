@@ -77,8 +77,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print(Text(f"\n{where_the_time_goes(shown[0])}\n"))
     console.print(Text(f"{why(config, found)}\n"))
     console.print(table(shown))
-    if others := against_the_best(config, found, cluster, options.shard_optimizer):
-        console.print(Text(f"\n{others}"))
     console.print(Text(footing(shown[0]), style="dim"))
     return 0
 
@@ -109,7 +107,7 @@ def where_the_time_goes(plan: "Plan") -> str:
 
 def why(config: "GPTConfig", found: "list[Plan]") -> str:
     """Return, for each option of the fastest layout, how much longer a step would take with other choices."""
-    from tplab.cluster.alternatives import reasons
+    from tplab.cluster.plan import reasons
 
     lines = []
     for option, others in reasons(config, found).items():
@@ -118,25 +116,6 @@ def why(config: "GPTConfig", found: "list[Plan]") -> str:
             cost = "doesn't fit" if longer is None else "just as fast" if abs(longer) < 5e-4 else f"{longer:+.1%}"
             lines.append(f"  {named:<32} {cost}")
     return "\n".join(["The same layout with one other choice:", *lines]) if lines else "There's no other choice."
-
-
-def against_the_best(config: "GPTConfig", found: "list[Plan]", cluster: "Machine", shard_optimizer: bool) -> str:
-    """Return a line for each of the three next-best splits, or "" if there are none.
-
-    It says how much slower the split is, and what would have to change for it to catch up with the best one.
-    """
-    from tplab.cluster.alternatives import change_needed, runners_up
-    from tplab.cluster.plan import program_of
-
-    lines = []
-    for plan in runners_up(found):
-        change = change_needed(config, found[0], plan, cluster, program_of(shard_optimizer))
-        overtakes = (
-            f"catches up {change}" if change else "doesn't catch up with any speed up to 16 times as fast or slow"
-        )
-        longer = plan.time.total / found[0].time.total - 1
-        lines.append(f"  tp {plan.layout.tp}, pp {plan.layout.pp}, dp {plan.layout.dp}: {longer:+.1%}, {overtakes}")
-    return "\n".join(["The next best:", *lines]) if lines else ""
 
 
 def table(shown: "list[Plan]") -> Table:
