@@ -58,6 +58,13 @@ def test_source_keeps_the_rules_and_notebooks_fit_it(number):
     assert stale(chapter(number), ROOT) == [], "run `make notebooks`"
 
 
+@pytest.mark.parametrize("folder", ["chapters", "solutions"])
+def test_notebooks_have_less_than_a_megabyte(folder):
+    """GitHub doesn't show larger ones."""
+    sizes = {path.name: path.stat().st_size for path in (ROOT / folder).glob("*.ipynb")}
+    assert {name: size for name, size in sizes.items() if size > 1_000_000} == {}, "draw smaller pictures or print less"
+
+
 def test_no_chapter_launches_more_ranks_than_the_choice_of_the_device_assumes():
     paths = [*(ROOT / "solutions").glob("*.py"), *(ROOT / "tplab" / "course" / "exercises").rglob("*.py")]
     launches = r"\blaunch\(\w+, *(\d+)|^# %%ranks +(\d+)|^%%ranks +(\d+)"

@@ -7,6 +7,7 @@
 - Given cells, which contain the course's own code, use an answer only after its check. Exercises and checks use no
   given cells except the setup.
 - There are exactly three hints, without $...$, because `tplab hint` also shows them in a terminal.
+- Code ends at column 88, so that a notebook shows it without a scroll bar.
 - Every picture in the text has a description, and a file in pictures/moving/.
 """
 
@@ -27,6 +28,8 @@ from tplab.course.notebooks.source import (
     used_names,
 )
 
+COLUMNS = 88  # of code; solutions/ruff.toml has the same number
+
 
 def validate(chapter: Chapter) -> None:
     """Raise SourceError for the first broken rule, saying which cell breaks it and what to do."""
@@ -46,6 +49,12 @@ def _validate_form(cell: Cell) -> None:
             parse_code(cell.text)
         except SyntaxError as error:
             raise cell.refuse(f"line {error.lineno} of the cell is not Python: {error.msg}") from error
+        for number, line in enumerate(cell.text.split("\n"), 1):
+            if len(line) > COLUMNS:
+                raise cell.refuse(
+                    f"line {number} of the cell has {len(line)} characters; end it at column {COLUMNS}, so that a "
+                    "notebook shows it without a scroll bar (`make format` wraps code, but no texts)"
+                )
     if cell.role != "exercise" and has_solution_region(cell.text):
         raise cell.refuse(
             "a solution region outside an exercise; put exercise=... on the cell line or drop the markers"
