@@ -241,7 +241,7 @@ def test_ranks_that_move_while_they_are_looked_at_are_not_called_deadlocked(monk
     seen = iter([0, 0])  # nothing moves, then, while the ranks are read one after another, something does
 
     monkeypatch.setattr(watch, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(watch, "deadlocked", lambda states, can_act=(), settled=True: [0, 1])
+    monkeypatch.setattr(watch, "deadlocked", lambda states, can_act=(): [0, 1])
     monkeypatch.setattr(watch.Watch, "_progress", lambda self: next(seen, object()))
     assert tplab.launch(lambda: time.sleep(0.5), 2) == [None, None]
     assert next(seen, None) is None

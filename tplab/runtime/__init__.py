@@ -9,7 +9,6 @@ rank        the code that runs in a rank's process
 hooks       wraps the methods of torch.distributed so that they call the recorder
 functional_hooks  does the same for the collectives of DTensor and torch.compile
 group_hooks  shows on the board when ranks create groups, because they wait for each other in these calls
-store_hooks  shows on the board when ranks wait for a key in a store
 torch_hooks  shows on the board which collectives torch starts from C++, as DDP does
 carriers    lets a slow link or a check decide when a message or collective is completed
 recorder    records every collective before it starts

@@ -29,7 +29,6 @@ SLOT_BYTES = 512
 WAITS = 8  # how many threads of a rank can show what they're blocked in
 CHANNELS = 1 << 14
 STARTS_KEPT = 128  # how many operations of a channel a rank may start until the start of the first one is forgotten
-STORE = "store."  # the kind of an entry begins like this if the rank waits for a key in a store
 STATES = ("starting", "running", "returned", "raised")
 
 # The layout of a page, in four-byte words
@@ -52,8 +51,7 @@ class Entry(NamedTuple):
 
     `channel` and `number` identify the matching entries of other ranks, because each entry is the n-th collective of a
     process group or the n-th message with its tag from one rank to another. `signature` describes the arguments that
-    must match on all members. The number is 0 if any of the members could complete the entry, as with a receive from
-    any rank, or with a key that the rank waits for in a store.
+    must match on all members. The number is 0 for a receive from any rank.
 
     `group_number` tells apart process groups of the same ranks, in the order of their creation. It's 0 if the entry
     doesn't belong to a known group. `created` is the call site that created the group, or "" for the default group.

@@ -11,7 +11,7 @@ an entry for every collective, every send and every receive that it enters.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tplab.runtime.board import STORE, Board, Entry, channel_of_messages, tag_of
+from tplab.runtime.board import Board, Entry, channel_of_messages, tag_of
 from tplab.runtime.failures import place, rank_names
 
 NEW_GROUP = "new_group"  # the channel on which all ranks create groups
@@ -55,7 +55,7 @@ def _absent(board: Board, rank: int, entry: Entry) -> list[int]:
     if entry.number:
         return [other for other in entry.members if not board.has_entered(other, entry)]
     others = [other for other in entry.members if other != rank]
-    for sender in others if entry.kind == "recv" else ():
+    for sender in others:
         channel = channel_of_messages(sender, rank, tag_of(entry))
         sent, received = board.count(sender, channel), board.count(rank, channel)
         if sent is None or received is None or sent > received:
@@ -69,11 +69,10 @@ def missing(entry: Entry, states: Sequence[RankState]) -> list[int]:
     return next((state.absent[key] for state in states if key in state.absent), [])
 
 
-def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = (), settled: bool = True) -> list[int]:
+def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = ()) -> list[int]:
     """Return the ranks that are waiting for something that can never complete.
 
     can_act    the ranks that wait in one thread but can still make progress in another
-    settled    whether no rank has made progress for so long that no rank can have overlooked a key in a store
     """
     may_go_on = {
         state.rank
@@ -85,7 +84,7 @@ def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = (), settled
         freed = {
             rank
             for rank, entries in waiting.items()
-            if rank not in may_go_on and any(_can_complete(entry, may_go_on, states, settled) for entry in entries)
+            if rank not in may_go_on and any(_can_complete(entry, may_go_on, states) for entry in entries)
         }
         if not freed:
             break
@@ -94,9 +93,7 @@ def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = (), settled
     return sorted(stuck) or _left_behind(states)
 
 
-def _can_complete(entry: Entry, may_go_on: set[int], states: Sequence[RankState], settled: bool) -> bool:
-    if entry.kind.startswith(STORE) and not settled:
-        return True  # the key may be there already. The board doesn't say so, and the rank only looks now and then
+def _can_complete(entry: Entry, may_go_on: set[int], states: Sequence[RankState]) -> bool:
     absent = missing(entry, states)
     arriving = [rank in may_go_on for rank in absent]
     return (not absent and entry.kind == "recv") or (all(arriving) if entry.number else any(arriving))
@@ -175,11 +172,6 @@ def advice(states: Sequence[RankState]) -> str:
     if not differing and lost_messages(states):
         return "Keep the handle that dist.isend returns, and call its wait(). Until then, the message may be dropped."
     kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
-    if any(kind.startswith(STORE) for kind in kinds):
-        return (
-            "A rank that waits for a key goes on when another rank sets it. Set the key before you wait for that rank, "
-            "and make sure that both spell it the same way and use the same prefix."
-        )
     if kinds == {"new_group"}:
         return _ABOUT_GROUPS
     if kinds <= {"send", "recv"}:
@@ -214,8 +206,6 @@ def _headline(entry: Entry, states: Sequence[RankState]) -> str:
     absent = missing(entry, states)
     if not entry.number:
         (own,) = (state.rank for state in states if entry in state.waits)
-        if entry.kind.startswith(STORE):
-            return f"rank {own} is waiting in {name(entry)}, and no other rank has provided that."
         senders = f"rank {absent[0]} never sends" if len(absent) == 1 else f"none of {rank_names(absent)} sends"
         return f"{senders} to rank {own} with tag {tag_of(entry)}; rank {own} is waiting in {name(entry)}."
     if entry.kind in ("send", "recv"):
@@ -313,8 +303,6 @@ def name(entry: Entry) -> str:
         return f"send to rank {entry.peer}{_with_tag(entry)}{signature}"
     if entry.kind == "recv":
         return f"recv from {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}{_with_tag(entry)}{signature}"
-    if entry.kind.startswith(STORE):
-        return f"{entry.kind} for {entry.signature}"
     return f"{entry.kind} #{entry.number}{signature}"
 
 

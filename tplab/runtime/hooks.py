@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import carriers, functional_hooks, group_hooks, shared_memory, store_hooks, torch_hooks
+from tplab.runtime import carriers, functional_hooks, group_hooks, shared_memory, torch_hooks
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
@@ -313,5 +313,4 @@ def install() -> None:
     functional_hooks.install(_recorder, unrecorded)
     torch_hooks.install(_recorder)
     group_hooks.install(_recorder)
-    store_hooks.install(_recorder)
     _installed = True

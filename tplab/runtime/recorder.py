@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tplab.runtime.board import STORE, Board, Call, Entry, channel_of_messages
+from tplab.runtime.board import Board, Call, Entry, channel_of_messages
 from tplab.runtime.failures import lost_connection
 from tplab.runtime.naming import (
     Groups,
@@ -203,7 +203,7 @@ class Recorder:
             pair = members if other is None else (sender, receiver)
             known = self._know(key, channel, kind, pair, tensors, 1, None, other, describe(tensors), frame)
         entered = self._enter(channel, known)
-        if other is None:  # it gets its number once the sender is known
+        if other is None:
             entered.tag = tag
         return self._calls_backend(entered)
 
@@ -231,8 +231,9 @@ class Recorder:
         return known
 
     def _enter(self, channel: str, known: _Known, kept: bool = True) -> _Entered:
+        kind, *_, peer, _ = known.described
         number = 0
-        if not _any_rank_completes(known):
+        if kind != "recv" or peer is not None:  # a receive from any rank gets its number once the sender is known
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         if self.on_enter is not None:
             self.on_enter(channel, number)
@@ -296,10 +297,6 @@ class Recorder:
         """Return True if the thread is blocked in a collective, so that only other ranks can make it go on."""
         watches = (self.watch, self._watch_of_torch)
         return thread in self.waiting or any(watch is not None and watch.blocked_thread == thread for watch in watches)
-
-    @property
-    def shows_wait_of_this_thread(self) -> bool:
-        return threading.get_ident() in self.waiting
 
     def completed(self, entered: _Entered) -> None:
         if entered.end is None:
@@ -408,8 +405,3 @@ class Recorder:
     def forget(self, start: int) -> None:
         """Remove all but the first `start` collectives from the record. The board still shows the latest ones."""
         del self.entered[start:]
-
-
-def _any_rank_completes(known: _Known) -> bool:
-    kind, *_, peer, _ = known.described
-    return kind.startswith(STORE) or (kind == "recv" and peer is None)

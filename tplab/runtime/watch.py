@@ -44,7 +44,7 @@ from tplab.runtime.results import Results
 
 POLL_SECONDS = 0.1
 SETTLED_SECONDS = 0.5  # how long a deadlock must last without any change to count as one
-LATE_SECONDS = 5.0  # how long a message may take after its sender has returned, and a rank to notice a key in a store
+LATE_SECONDS = 5.0  # how long a message may take after its sender has returned
 GRACE_SECONDS = 0.15  # how long to wait after the first failure, because other ranks may be about to report theirs
 CAUSE_SECONDS = 10.0  # how long to wait, after an error that another rank must have caused, for that rank's report
 STACK_SECONDS = 3.0  # how long the ranks may take to report where they are
@@ -141,7 +141,7 @@ class Watch:
                 progress = self._progress()
                 if progress != before:
                     before, settled = progress, now
-                elif now - settled > SETTLED_SECONDS and self._is_deadlocked(before, now - settled > LATE_SECONDS):
+                elif now - settled > SETTLED_SECONDS and self._is_deadlocked(before):
                     raise self._deadlock("the ranks are waiting for something that will never happen")
                 elif now - settled > LATE_SECONDS and lost_messages(snapshot(self.board)):
                     raise self._deadlock("a message was lost")
@@ -155,19 +155,19 @@ class Watch:
         except KeyboardInterrupt:
             raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
 
-    def _is_deadlocked(self, progress: object, settled: bool) -> bool:
+    def _is_deadlocked(self, progress: object) -> bool:
         """Return True if some ranks are deadlocked and no rank has moved while their states were read one by one.
 
         A rank that waits in one thread may continue in another, so the ranks are asked about their threads.
         """
         states = snapshot(self.board)
-        if not (stuck := deadlocked(states, settled=settled)) or time.monotonic() < self._ask_again_at:
+        if not (stuck := deadlocked(states)) or time.monotonic() < self._ask_again_at:
             return False
         waiting = [rank for rank in self.ranks if states[rank.rank].waits]
         self._look_at_threads([rank for rank in waiting if rank.rank in stuck])
         can_act = [rank.rank for rank in waiting if rank.threads and rank.threads[0]]
         self._ask_again_at = time.monotonic() + ASK_SECONDS
-        return bool(deadlocked(states, can_act, settled)) and self._progress() == progress
+        return bool(deadlocked(states, can_act)) and self._progress() == progress
 
     def _look_at_threads(self, ranks: Sequence[RankProcess]) -> None:
         for rank in ranks:
