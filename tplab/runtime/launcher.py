@@ -8,7 +8,6 @@ socket, and announces in shared memory what it's about to do (see `board`). The 
 detects deadlocks. No matter how the run ends, no process, file descriptor or memory is left behind.
 """
 
-import errno
 import inspect
 import numbers
 import operator
@@ -34,7 +33,6 @@ from tplab.runtime.results import Results
 from tplab.runtime.watch import Watch
 
 MAX_RANKS = 64
-_FILES_PER_RANK = 4  # see RankProcess
 
 
 def launch(
@@ -166,7 +164,7 @@ def _run(call: memoryview, world_size: int, backend: str, gpus: int, timeout: fl
         watch: Watch | None = None
         try:
             for rank in range(world_size):
-                with _interrupt_later(), _enough_files(world_size):
+                with _interrupt_later():
                     ranks.append(RankProcess(rank, server, (board_file, rendezvous, setup)))
             watch = Watch(ranks, board, output_for(world_size))
             results = watch.until_done(timeout)
@@ -180,25 +178,6 @@ def _run(call: memoryview, world_size: int, backend: str, gpus: int, timeout: fl
                     watch.close()
                 for process in ranks:
                     process.close()
-
-
-@contextmanager
-def _enough_files(world_size: int) -> Iterator[None]:
-    """Context manager that explains an error about too many open files."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise OSError(
-            error.errno,
-            f"{world_size} ranks need about {world_size * _FILES_PER_RANK} open files in addition to those of this "
-            f"process, which may have {limit}. Raise the limit with `ulimit -n 1024` before you start Python, "
-            "or launch fewer ranks",
-        ) from None
 
 
 def _closing(stack: ExitStack, descriptor: int) -> int:

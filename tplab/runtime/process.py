@@ -14,7 +14,7 @@ class RankProcess:
 
     message:  the rank's final message: ("result", ...), ("error", ...) or ("mismatch",); None until it arrives
     status:   exit status of the process (negative: signal number); None while it's alive
-    threads:  whether any of its threads can make progress, and where its main thread is; None until it answers
+    can_act:  whether any of its threads can still make progress; None until it answers
     crash:    the Python stack that faulthandler wrote, either on request or in a crash
     """
 
@@ -22,7 +22,7 @@ class RankProcess:
         self.rank = rank
         self.message: tuple[Any, ...] | None = None
         self.status: int | None = None
-        self.threads: tuple[bool, str | None] | None = None
+        self.can_act: bool | None = None
         self.crash = bytearray()
         self.pid: int | None = None
         self.control, theirs = Pipe()
@@ -52,7 +52,7 @@ class RankProcess:
 
     def ask_for_threads(self) -> None:
         """Ask the rank what its threads are doing. It can't answer while a call holds the global interpreter lock."""
-        self.threads = None
+        self.can_act = None
         if self.alive:
             with contextlib.suppress(OSError):
                 self.control.send_bytes(b"threads")

@@ -121,7 +121,7 @@ def _answer_parent(connection: Connection, recorders: list[Recorder], send: Any)
     with contextlib.suppress(EOFError, OSError):
         while True:
             connection.recv_bytes()
-            send("threads", *threads.look(main, recorders[0].is_blocked if recorders else lambda _: False))
+            send("threads", threads.any_can_act(main, recorders[0].is_blocked if recorders else lambda _: False))
     os.killpg(0, signal.SIGKILL)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tplab.runtime.failures import innermost_user_frame, is_installed, is_standard_library
+from tplab.runtime.failures import is_installed, is_standard_library
 
 _WAITS_FOR_A_THREAD = ("threading.py", "queue.py", os.path.join("concurrent", "futures", "_base.py"))
 _RUNTIME = os.path.dirname(__file__) + os.sep
@@ -33,20 +33,17 @@ def serving() -> Iterator[None]:
         _serving.discard(threading.get_ident())
 
 
-def look(main: int, is_blocked: Callable[[int], bool]) -> tuple[bool, str | None]:
-    """Return whether any thread can still make progress, and where the main thread is, as "file:line:function".
+def any_can_act(main: int, is_blocked: Callable[[int], bool]) -> bool:
+    """Return True if any thread of this process can still make progress.
 
     main          id of the thread that runs the learner's function
     is_blocked    returns True if the thread with the given id is blocked in a collective
     """
-    frames = {thread: _frames(frame) for thread, frame in sys._current_frames().items()}
-    can_act = any(
-        not is_blocked(thread) and _can_act(stack, thread == main)
-        for thread, stack in frames.items()
+    return any(
+        not is_blocked(thread) and _can_act(_frames(frame), thread == main)
+        for thread, frame in sys._current_frames().items()
         if thread != threading.get_ident() and thread not in _serving
     )
-    calls = [(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) for frame in frames.get(main, [])]
-    return can_act, innermost_user_frame(calls)
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:

@@ -13,8 +13,6 @@ from tplab.runtime.diagnosis import (
     deadlocked,
     explain,
     lost_messages,
-    missing,
-    name,
     skipped_groups,
     snapshot,
     unmatched_messages,
@@ -49,7 +47,6 @@ GRACE_SECONDS = 0.15  # how long to wait after the first failure, because other 
 CAUSE_SECONDS = 10.0  # how long to wait, after an error that another rank must have caused, for that rank's report
 STACK_SECONDS = 3.0  # how long the ranks may take to report where they are
 STACK_REST_SECONDS = 0.05  # how long to wait for the rest of a stack whose first part has arrived
-BUSY_SECONDS = 10.0  # how long a rank may compute while others wait for it, before we say so
 ASK_SECONDS = 1.0  # how long to wait before the ranks are asked about their threads again
 LAST_OUTPUT_SECONDS = 2.0
 START_SECONDS = 120.0  # how long the ranks may take to start. NCCL is slow to start, so this isn't part of the timeout
@@ -61,7 +58,6 @@ class Watch:
         self.view = live_view(board, lambda: [rank.rank for rank in ranks if not rank.alive])
         output.before_print = self.view.hide
         self._ask_again_at = 0.0
-        self._told, self._busy_since, self._entered = False, 0.0, list[tuple[str, int]]()
         self.selector = selectors.DefaultSelector()
         for rank in ranks:
             for kind, source in (
@@ -102,7 +98,7 @@ class Watch:
         try:
             message = transport.loads(data)
             if message[0] == "threads":
-                rank.threads = message[1:]
+                rank.can_act = message[1]
             else:
                 rank.message = message
         except Exception as error:
@@ -145,7 +141,6 @@ class Watch:
                     raise self._deadlock("the ranks are waiting for something that will never happen")
                 elif now - settled > LATE_SECONDS and lost_messages(snapshot(self.board)):
                     raise self._deadlock("a message was lost")
-                self._tell_if_a_rank_is_busy(now)
                 if started is None and self._have_started():
                     started = now
                 if started is None and now - began > START_SECONDS:
@@ -164,38 +159,13 @@ class Watch:
         if not (stuck := deadlocked(states)) or time.monotonic() < self._ask_again_at:
             return False
         waiting = [rank for rank in self.ranks if states[rank.rank].waits]
-        self._look_at_threads([rank for rank in waiting if rank.rank in stuck])
-        can_act = [rank.rank for rank in waiting if rank.threads and rank.threads[0]]
+        asked = [rank for rank in waiting if rank.rank in stuck]
+        for rank in asked:
+            rank.ask_for_threads()
+        self._poll_until(lambda: all(rank.can_act is not None or not rank.alive for rank in asked), STACK_SECONDS)
+        can_act = [rank.rank for rank in waiting if rank.can_act]
         self._ask_again_at = time.monotonic() + ASK_SECONDS
         return bool(deadlocked(states, can_act)) and self._progress() == progress
-
-    def _look_at_threads(self, ranks: Sequence[RankProcess]) -> None:
-        for rank in ranks:
-            rank.ask_for_threads()
-        self._poll_until(lambda: all(rank.threads or not rank.alive for rank in ranks), STACK_SECONDS)
-
-    def _tell_if_a_rank_is_busy(self, now: float) -> None:
-        """Once per run, report which rank computes for a long time while others wait for it, and where it is."""
-        entered = [(self.board.state(rank.rank), self.board.entered(rank.rank)) for rank in self.ranks]
-        if entered != self._entered:
-            self._entered, self._busy_since = entered, now
-        if self._told or now - self._busy_since < BUSY_SECONDS:
-            return
-        states = snapshot(self.board)
-        entry = next((entry for state in states if state.state == "running" for entry in state.waits), None)
-        absent = missing(entry, states) if entry else []
-        busy = [rank for rank in self.ranks if rank.rank in absent and states[rank.rank].state == "running"]
-        if entry is None or not busy or any(states[rank.rank].waits for rank in busy):
-            return
-        self._told = True
-        self._look_at_threads(busy)
-        where = next((f", at {place(rank.threads[1])}" for rank in busy if rank.threads and rank.threads[1]), "")
-        has, names = "has" if len(busy) == 1 else "have", rank_names([rank.rank for rank in busy])
-        waiting = [state.rank for state in states if state.waits]
-        self.output.note(
-            f"{names} {has} been computing for {now - self._busy_since:.0f} s{where}. "
-            f"Meanwhile, {rank_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {name(entry)}."
-        )
 
     def _have_started(self) -> bool:
         return all(self.board.state(rank.rank) != "starting" for rank in self.ranks)
