@@ -50,10 +50,10 @@ class Messages:
 
     @staticmethod
     def _carry(message: Message) -> None:
-        from tplab.runtime import threads  # here, because the emulation starts before anything else is imported
+        from tplab.runtime import rank  # here, because the emulation starts before anything else is imported
 
         try:
-            with threads.serving():  # as NCCL's own threads, it doesn't count as one that could end a deadlock
+            with rank.serving():  # as NCCL's own threads, it doesn't count as one that could end a deadlock
                 on_the_cpu(message.work)
         except Exception as error:  # it is raised where the program waits for the message
             message.error = error

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
-from tplab.runtime import devices, inside
+from tplab.runtime import devices
+from tplab.runtime.forkserver import is_rank
 
 
 def rank_and_sum(start: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -312,7 +313,7 @@ def test_only_a_rank_itself_is_inside_a_rank(monkeypatch: pytest.MonkeyPatch) ->
         started = subprocess.run([sys.executable, "-c", launches], capture_output=True, text=True, check=True)
         forked = os.fork()
         if not forked:
-            os._exit(int(inside.is_rank()))
+            os._exit(int(is_rank()))
         return str(caught.value), started.stdout, os.waitpid(forked, 0)[1]
 
     for name in ("TPLAB_RANK", "RANK", "LOCAL_RANK"):  # 0.2 took the first for proof

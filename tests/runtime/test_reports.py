@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import tplab
-from tplab.runtime import setup_file, transport, watch
+from tplab.runtime import transport, watch
 from tplab.runtime.board import SLOTS, Board, Call, anonymous_file, board_bytes
 from tplab.runtime.display import as_lines
 from tplab.runtime.failures import name_cells_in
@@ -113,19 +113,6 @@ def test_what_cannot_be_sent_is_named() -> None:
 )
 def test_torchs_operators_can_be_sent(operator: object) -> None:
     assert transport.loads(transport.dumps(operator)) is operator
-
-
-def test_a_call_may_be_larger_than_one_read_or_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux transfers at most 2 GiB at a time."""
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:4096]))
-    for name in ("read", "pread", "preadv"):
-        monkeypatch.setattr(os, name, lambda *_: pytest.fail("one read might not return everything"))
-    call, file = os.urandom(100_000), anonymous_file()
-    setup_file.write(file, {"world_size": 2}, memoryview(call))
-    given, read = setup_file.read(file)
-    assert (given, bytes(read)) == ({"world_size": 2}, call)
-    os.close(file)
 
 
 # Output, processes and files

@@ -142,6 +142,17 @@ def read_status(descriptor: int) -> int | None:
     return _STATUS.unpack(data)[0] if len(data) == _STATUS.size else None
 
 
+_rank: int | None = None  # process id of the rank. A process that the rank forks has a copy of this variable
+
+
+def is_rank() -> bool:
+    """Return True in a rank, and False in all other processes, even in those that a rank has started.
+
+    An environment variable couldn't tell, because the programs that a rank starts inherit it.
+    """
+    return _rank == os.getpid()
+
+
 # In the server
 
 
@@ -257,6 +268,7 @@ class _Family:
 
     def _become_rank(self, waiting: socket.socket) -> None:
         """Wait in the child process until a rank is needed, then become that rank. Never returns."""
+        global _rank
         try:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
@@ -271,6 +283,7 @@ class _Family:
             if request:
                 from tplab.runtime import rank
 
+                _rank = os.getpid()
                 rank.main(*descriptors)
         finally:
             os._exit(70)  # rank.main does not return

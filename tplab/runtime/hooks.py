@@ -3,14 +3,15 @@
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
 Every function of torch.distributed eventually calls a Python method of `ProcessGroup`, so we wrap these methods.
-Functional collectives take a different path (see `functional_hooks`). We don't record the creation of groups or the
-collectives that torch starts from C++, as in DDP's reducer. They're only shown on the board, which is the shared memory
-in which ranks announce what they're doing (see `group_hooks` and `torch_hooks`).
+Functional collectives and those that torch starts from C++, as in DDP's reducer, take a different path (see
+`operator_hooks`). Calls in which ranks wait for each other without sending tensors, such as new_group, aren't recorded,
+but shown on the board, the shared memory in which ranks announce what they're doing (see `board`).
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import carriers, functional_hooks, group_hooks, shared_memory, torch_hooks
+from tplab.runtime import carriers, operator_hooks, shared_memory
+from tplab.runtime.diagnosis import NEW_GROUP
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
@@ -185,7 +187,7 @@ def _started(
 ) -> Any:  # fmt: skip
     """Start the collective by calling the backend, and return its handle (a torch `Work`)."""
     try:
-        with torch_hooks.recorded_already():
+        with operator_hooks.recorded_already():
             work = carriers.started(recorder, entered, group, original, args, kwargs)
     except BaseException:
         recorder.refused()
@@ -245,18 +247,13 @@ def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = _recorder()
         if recorder is None:
             return original(self, *args, **kwargs)
-        entered = recorder.of_work(self)
+        entered = recorder.pending.get(self)
         if entered is None:
             return original(self, *args, **kwargs)
-        recorder.waits(entered)
-        try:
+        with recorder.waiting_for(entered):
             result = original(self, *args, **kwargs)
-        except BaseException as error:
-            recorder.gave_up(entered, error)
-            raise
-        if entered.tag is not None:
-            recorder.came_from(entered, self._source_rank())
-        recorder.has_waited(entered)
+            if entered.tag is not None:
+                recorder.came_from(entered, self._source_rank())
         return result
 
     return wait
@@ -265,12 +262,69 @@ def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_get_future(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_future(self: Any) -> Any:
         future, recorder = original(self), _recorder()
-        entered = recorder.of_work(self) if recorder is not None else None
+        entered = recorder.pending.get(self) if recorder is not None else None
         if recorder is not None and entered is not None and entered.tag is None:  # a Future doesn't know the sender
             recorder.pending[future] = entered
         return future
 
     return get_future
+
+
+# Calls in which ranks wait for each other without sending tensors. All ranks must create the same groups in the same
+# order, so the recorder compares these calls between ranks, as it does for collectives.
+
+
+def _wrap_new_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function that `new_group`, `new_subgroups` and `init_device_mesh` call."""
+
+    def new_group(ranks: Any = None, *args: Any, use_local_synchronization: bool = False, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        world = tuple(range(dist.get_world_size()))
+        given = world if ranks is None else tuple(int(rank) for rank in ranks)
+        kwargs["use_local_synchronization"] = use_local_synchronization
+        if recorder is None or (use_local_synchronization and recorder.rank not in given):
+            return original(ranks, *args, **kwargs)
+        members = others = tuple(sorted(given))
+        channel, signature = NEW_GROUP, f"ranks {list(members)}"
+        if use_local_synchronization:  # torch derives the name from the number of groups so far, which must match
+            channel = f"{NEW_GROUP} {members}"
+            signature += f", as group {len(distributed_c10d._world.pg_names) + 1} of this rank"
+        else:
+            others = world
+            if dist.group.WORLD.bound_device_id is not None:  # type: ignore[union-attr]
+                members = world  # NCCL splits the communicator of all ranks
+        entered = recorder.enter_call(NEW_GROUP, channel, signature, members, others)
+        if recorder.rank not in members:  # torch returns a placeholder immediately
+            return original(ranks, *args, **kwargs)
+        with recorder.blocked_in(entered):
+            group = original(ranks, *args, **kwargs)
+        recorder.groups.created(group, entered.known.where)
+        return group
+
+    return new_group
+
+
+def _wrap_joint_call(name: str) -> Callable[..., Any]:
+    """Wrap a method of ProcessGroup that returns once all ranks of the group have called it."""
+    original = getattr(ProcessGroup, name)
+
+    def method(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        members = tuple(dist.get_process_group_ranks(self))
+        entered = recorder.enter_call(name, self.group_name, "", members, members, self)
+        with recorder.blocked_in(entered):
+            result = original(self, *args, **kwargs)
+        recorder.groups.created(result, entered.known.where)  # a barrier returns nothing
+        return result
+
+    return method
+
+
+def set_default_timeout(timeout: timedelta) -> None:
+    """Make this the timeout of all groups that are created without one, such as those of a device mesh."""
+    distributed_c10d._get_default_timeout = lambda backend: timeout
 
 
 # Calls on a group that this rank isn't a member of. torch would only warn and leave the tensor unchanged.
@@ -310,7 +364,8 @@ def install() -> None:
     torch._C.Future.wait = _wrap_wait(torch._C.Future.wait)  # type: ignore[method-assign]
     shared_memory.Reduction.wait = _wrap_wait(shared_memory.Reduction.wait)  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
-    functional_hooks.install(_recorder, unrecorded)
-    torch_hooks.install(_recorder)
-    group_hooks.install(_recorder)
+    distributed_c10d._new_group_with_tag = _wrap_new_group(distributed_c10d._new_group_with_tag)
+    for name in ("monitored_barrier", "split_group"):
+        setattr(ProcessGroup, name, _wrap_joint_call(name))
+    operator_hooks.install(_recorder)
     _installed = True

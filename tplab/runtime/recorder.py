@@ -47,7 +47,14 @@ class _Known(NamedTuple):
 
     call: Call
     others: tuple[int, ...]  # the other members, which must enter the same collective
-    described: tuple[Any, ...]  # kind, group, shape, dtype, bytes, op, peer, where
+    kind: str  # this and what follows are the fields of `Collective`
+    group: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    op: str | None
+    peer: int | None
+    where: str
 
 
 class _Entered:
@@ -62,9 +69,7 @@ class _Entered:
         "start",
         "tag",
         "transfer",
-        "wait",
         "waited",
-        "waits_since",
     )
 
     def __init__(self, known: _Known, number: int, start: float) -> None:
@@ -72,8 +77,6 @@ class _Entered:
         self.end: float | None = None
         self.tag: int | None = None  # only for a receive from any rank, until the sender is known
         self.waited = 0.0
-        self.waits_since: float | None = None
-        self.wait: int | None = None  # where the board shows that the rank waits for it
         self.transfer: Transfer | None = None  # on the clock of this process
         self.mark: Any = None  # where the stream may have started to wait
         self.others: Sequence[_Entered] = ()  # if it's the first of a batch, the rest of the batch
@@ -83,20 +86,16 @@ class _Entered:
         """Its call and number, and those of the rest of its batch."""
         return [(entered.known.call, entered.number) for entered in (self, *self.others)]
 
-    @property
-    def where(self) -> str:
-        """The call site, as "file:line:function"."""
-        return str(self.known.described[-1])
-
     def collective(self, rank: int, origin: float) -> Collective:
-        kind, group, shape, dtype, size, op, peer, where = self.known.described
+        known = self.known
         start, end = self.start - origin, None if self.end is None else self.end - origin
         transfer = self.transfer
         if transfer is not None:
             transfer = Transfer(transfer.start - origin, transfer.end - origin, transfer.link)
         return Collective(
-            rank, kind, group, self.number, shape, dtype, size, op, peer, where, start, end, self.waited, transfer
-        )
+            rank, known.kind, known.group, self.number, known.shape, known.dtype, known.bytes, known.op, known.peer,
+            known.where, start, end, self.waited, transfer,
+        )  # fmt: skip
 
 
 class _Done:
@@ -132,7 +131,6 @@ class Recorder:
         self._numbers: dict[str, int] = {}
         self.groups = Groups()
         self.pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()  # by Work or Future
-        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # usually, the latest work is waited for next
         self._functional: dict[int, _Entered] = {}
         self._batch: list[_Entered] | None = None
 
@@ -171,18 +169,7 @@ class Recorder:
         where = place_of(caller())
         call = Call(channel, kind, signature, members, where, -1, *self.groups.creation_of(group))
         others = tuple(rank for rank in others if rank != self.rank)
-        return self._enter(channel, _Known(call, others, (kind, members, (), "", 0, None, None, where)), kept=False)
-
-    @contextmanager
-    def blocked_in(self, entered: _Entered) -> Iterator[None]:
-        """Context manager for a call that returns only once the other ranks have joined it."""
-        self._shows_wait(entered)
-        try:
-            yield
-        except BaseException as error:
-            self.gave_up(entered, error)
-            raise
-        self._no_longer_waits(entered)
+        return self._enter(channel, _Known(call, others, kind, members, (), "", 0, None, None, where), kept=False)
 
     def enter_message(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
@@ -226,14 +213,15 @@ class Recorder:
         others = tuple(rank for rank in members if rank != self.rank)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        known = _Known(call, others, (kind, members, shape, dtype, size, op, peer, where))
+        known = _Known(call, others, kind, members, shape, dtype, size, op, peer, where)
         self._known[key] = known
         return known
 
     def _enter(self, channel: str, known: _Known, kept: bool = True) -> _Entered:
-        kind, *_, peer, _ = known.described
         number = 0
-        if kind != "recv" or peer is not None:  # a receive from any rank gets its number once the sender is known
+        if (
+            known.kind != "recv" or known.peer is not None
+        ):  # a receive from any rank gets its number once the sender is known
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         if self.on_enter is not None:
             self.on_enter(channel, number)
@@ -277,11 +265,7 @@ class Recorder:
             self._stream_waits_for(entered)
             self.completed(entered)
             return
-        if self._latest is not None:
-            earlier, still_running = self._latest
-            if (earlier_work := earlier()) is not None:
-                self.pending[earlier_work] = still_running
-        self._latest = weakref.ref(work), entered
+        self.pending[work] = entered
 
     def started_in_torch(self, entered: _Entered, work: Any) -> None:
         """Note that torch's C++ code has started a collective. That code waits for `work` without telling us."""
@@ -302,40 +286,39 @@ class Recorder:
         if entered.end is None:
             entered.end = time.monotonic()
 
-    def waits(self, entered: _Entered) -> None:
-        """Note that this thread starts to wait for the collective."""
-        entered.waits_since = time.monotonic()
+    @contextmanager
+    def waiting_for(self, entered: _Entered) -> Iterator[None]:
+        """Context manager in which this thread waits for the collective. On a GPU, the stream may wait for longer."""
+        since = time.monotonic()
         if self.stream is not None:
             entered.mark = self.stream.mark()
-        self._shows_wait(entered)
-
-    def _shows_wait(self, entered: _Entered) -> None:
-        if self.board is not None:
-            entered.wait = self.board.begin_wait(self.rank, entered.known.call, entered.number)
-            self.waiting[threading.get_ident()] = entered
-
-    def has_waited(self, entered: _Entered) -> None:
-        """Note that the collective has completed and the rank continues. On a GPU, the stream may still be waiting."""
-        self._stream_goes_on(entered)
-        self._stream_waits_for(entered)
-        self._no_longer_waits(entered)
-        if entered.waits_since is not None:
-            entered.waited += time.monotonic() - entered.waits_since
-            entered.waits_since = None
+        with self.blocked_in(entered):
+            yield
+            self._stream_goes_on(entered)
+            self._stream_waits_for(entered)
+        entered.waited += time.monotonic() - since
         self.completed(entered)
 
-    def gave_up(self, entered: _Entered, error: BaseException) -> None:
-        """Note that waiting has raised an error. After a lost connection, the board keeps showing the wait."""
-        if lost_connection(str(error)):
-            self.waiting.pop(threading.get_ident(), None)
-        else:
-            self._no_longer_waits(entered)
+    @contextmanager
+    def blocked_in(self, entered: _Entered) -> Iterator[None]:
+        """Context manager for a call that returns only once the other ranks have joined it. The board shows the wait.
 
-    def _no_longer_waits(self, entered: _Entered) -> None:
-        if self.board is not None:
+        After a lost connection, the board keeps showing it.
+        """
+        if self.board is None:
+            yield
+            return
+        wait = self.board.begin_wait(self.rank, entered.known.call, entered.number)
+        self.waiting[threading.get_ident()] = entered
+        try:
+            yield
+        except BaseException as error:
             self.waiting.pop(threading.get_ident(), None)
-            wait, entered.wait = entered.wait, None
-            self.board.end_wait(self.rank, wait)
+            if not lost_connection(str(error)):
+                self.board.end_wait(self.rank, wait)
+            raise
+        self.waiting.pop(threading.get_ident(), None)
+        self.board.end_wait(self.rank, wait)
 
     def batch_begins(self) -> None:
         """Note that a batch begins. Its collectives and messages start when it ends, and they share a single `Work`."""
@@ -376,19 +359,14 @@ class Recorder:
 
     def came_from(self, entered: _Entered, source: int) -> None:
         """Note that a receive from any rank has completed. `source` is the sender's rank within the group."""
-        kind, members, shape, dtype, size, op, _, where = entered.known.described
-        sender, pair = members[source], (members[source], self.rank)
+        known, sender = entered.known, entered.known.group[source]
         channel = channel_of_messages(sender, self.rank, entered.tag)
         entered.number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        call = Call(channel, kind, f"{list(shape)} {dtype}", pair, where, sender)
-        entered.known = _Known(call, (), (kind, pair, shape, dtype, size, op, sender, where))
+        pair = sender, self.rank
+        call = Call(channel, known.kind, f"{list(known.shape)} {known.dtype}", pair, known.where, sender)
+        entered.known = known._replace(call=call, others=(), group=pair, peer=sender)
         if self.board is not None:
             self.board.write(self.rank, call, entered.number)
-
-    def of_work(self, work: Any) -> _Entered | None:
-        if self._latest is not None and self._latest[0]() is work:
-            return self._latest[1]
-        return self.pending.get(work)
 
     def functional_started(self, entered: _Entered, outputs: Sequence[Tensor]) -> None:
         self._call_has_returned(entered)

@@ -43,7 +43,6 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _OPERATIONS: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
-_functional: dict[int, "Reduction"] = {}  # all-reduces in progress, by the address of the result's storage
 _hooked = False  # all-reduces only reach this module if `tplab.runtime.hooks` has replaced torch's
 
 
@@ -147,20 +146,6 @@ def instead_of(gloos: AllReduce, op_name: Callable[[Any], str | None]) -> AllRed
         return gloos(group, *args, **kwargs)
 
     return all_reduce
-
-
-def functional_all_reduce(group: ProcessGroup, x: Tensor, op: str, in_place: bool) -> Tensor | None:
-    """Start an all-reduce for DTensor or torch.compile. Return its result, or None if the caller has to use gloo."""
-    if not _slots or (slots := _slots_for(group, x, op)) is None:
-        return None
-    result = x if in_place else x.clone(memory_format=torch.contiguous_format)
-    _functional[result.untyped_storage().data_ptr()] = slots.all_reduce(result, op)
-    return result
-
-
-def functional_work(tensor: Tensor) -> "Reduction | None":
-    """Return the work that `functional_all_reduce` started for this tensor, or None. A second call returns None."""
-    return _functional.pop(tensor.untyped_storage().data_ptr(), None) if _functional else None
 
 
 def _slots_for(group: ProcessGroup, x: Tensor, op: str) -> "_Slots | None":

@@ -82,16 +82,17 @@ class SlowLink(Carrier):
         backend = dist.get_backend(operation.group)  # "gloo", or what it is by device, such as "cpu:gloo,cuda:nccl"
         if "gloo" not in backend or any(not tensor.is_cpu for tensor in (*operation.read, *operation.written)):
             raise RuntimeError(
-                f"slow_link can only delay tensors on the CPU in groups with gloo, and this is a {operation.kind} with "
-                f"{backend}: launch the ranks with backend='gloo'"
+                "slow_link can only delay tensors on the CPU in groups with gloo, and this is a "
+                f"{operation.known.kind} with {backend}: launch the ranks with backend='gloo'"
             )
-        if not operation.number:
-            raise NotImplementedError(f"slow_link can't delay a {operation.kind} from any rank: name the sender")
-        previous = self._latest.get(operation.channel)
+        if not operation.entered.number:
+            raise NotImplementedError("slow_link can't delay a recv from any rank: name the sender")
+        channel = operation.known.call.channel
+        previous = self._latest.get(channel)
         if previous is not None:
             previous.arrival()  # as soon as possible, because the board forgets the start of old operations
         transfer = _Transfer(self, operation, _board(), previous)
-        self._latest[operation.channel] = transfer
+        self._latest[channel] = transfer
         return _SlowWork(call({}), transfer)
 
     def passes_by(self, kind: str) -> None:
@@ -105,29 +106,30 @@ class _Transfer:
     """What the link does for one operation."""
 
     def __init__(self, link: SlowLink, operation: Operation, board: Board, previous: "_Transfer | None") -> None:
-        self.link, self.operation, self._board, self._previous = link, operation, board, previous
-        self._seconds = link.seconds(operation.kind, operation.bytes, len(operation.members))
+        self.link, self._entered, self._board, self._previous = link, operation.entered, board, previous
+        self._channel, self._members = operation.known.call.channel, operation.known.call.members
+        self._name = f"{operation.known.kind} #{operation.entered.number}"
+        self._seconds = link.seconds(operation.known.kind, operation.known.bytes, len(self._members))
         self._arrival: float | None = None
 
     def arrival(self) -> float | None:
         """Return the time at which the operation completes, or None if a member hasn't started it yet."""
         if self._arrival is None:
             free = self._previous.arrival() if self._previous is not None else -math.inf
-            starts = [self._start_on(rank) for rank in self.operation.members]
+            starts = [self._start_on(rank) for rank in self._members]
             known = [start for start in starts if start is not None]
             if free is None or len(known) < len(starts):
                 return None
             began = max(free, *known)
             self._previous, self._arrival = None, began + self._seconds
-            self.operation.entered.transfer = Transfer(began, self._arrival, self.link.text)
+            self._entered.transfer = Transfer(began, self._arrival, self.link.text)
         return self._arrival
 
     def _start_on(self, rank: int) -> float | None:
-        one = self.operation
-        found = self._board.start_of(rank, one.channel, one.number)
+        found = self._board.start_of(rank, self._channel, self._entered.number)
         if found is None:
             raise RuntimeError(
-                f"rank {rank} has started more than {STARTS_KEPT} operations since {one.kind} #{one.number}, and "
+                f"rank {rank} has started more than {STARTS_KEPT} operations since {self._name}, and "
                 "slow_link has forgotten when that one started: wait for some of them earlier"
             )
         return None if math.isnan(found) else found
@@ -135,20 +137,20 @@ class _Transfer:
     def finish(self) -> None:
         """Sleep until the operation is completed."""
         while (arrival := self.arrival()) is None:
-            outside = [rank for rank in self.operation.members if self._is_outside(rank)]
+            outside = [rank for rank in self._members if self._is_outside(rank)]
             self.link.sleep(_LOOK)
             for rank in outside:
                 if self._start_on(rank) is None:
                     raise RuntimeError(
-                        f"rank {rank} has entered {self.operation.kind} #{self.operation.number} outside of slow_link: "
+                        f"rank {rank} has entered {self._name} outside of slow_link: "
                         "all members of a group have to use it for the same operations"
                     )
         if (left := arrival - self.link.now()) > 0:
             self.link.sleep(left)
 
     def _is_outside(self, rank: int) -> bool:
-        count = self._board.count(rank, self.operation.channel)
-        return count is not None and count >= self.operation.number and self._start_on(rank) is None
+        count = self._board.count(rank, self._channel)
+        return count is not None and count >= self._entered.number and self._start_on(rank) is None
 
 
 class _SlowWork(Carried):

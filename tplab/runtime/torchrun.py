@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks, inside
+from tplab.runtime import hooks
 from tplab.runtime.devices import VARIABLE, backend_for
 from tplab.runtime.display import in_kernel
 from tplab.runtime.failures import rank_names
-from tplab.runtime.group_hooks import set_default_timeout
-from tplab.runtime.records import Record
-from tplab.runtime.results import Results
+from tplab.runtime.forkserver import is_rank
+from tplab.runtime.hooks import set_default_timeout
+from tplab.runtime.records import Record, Results
 
 LOST_AFTER = timedelta(minutes=3)  # how long a rank waits in a collective of a group without its own timeout
 PATIENCE = timedelta(days=1)  # how long a rank waits for the others' results. torchrun ends it if another rank fails
@@ -41,7 +41,7 @@ def is_active() -> bool:
     program that the rank starts inherits all of torchrun's variables. But once the rank has called launch, it's taken.
     """
     taken = os.environ.get(_TAKEN_BY) not in (None, str(os.getpid()))
-    return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys() and not taken and not inside.is_rank()
+    return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys() and not taken and not is_rank()
 
 
 def local_rank() -> int:

@@ -1,9 +1,12 @@
 """Watch over running ranks from the parent process until all have returned or something goes wrong."""
 
+import contextlib
 import os
 import selectors
+import signal
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Pipe
 from typing import Any
 
 from tplab.runtime import transport
@@ -33,12 +36,10 @@ from tplab.runtime.failures import (
     rank_names,
     split_message,
 )
-from tplab.runtime.forkserver import read_status
+from tplab.runtime.forkserver import ForkServer, read_status
 from tplab.runtime.liveview import live_view
 from tplab.runtime.preload import Module
-from tplab.runtime.process import RankProcess
-from tplab.runtime.records import Record
-from tplab.runtime.results import Results
+from tplab.runtime.records import Record, Results
 
 POLL_SECONDS = 0.1
 SETTLED_SECONDS = 0.5  # how long a deadlock must last without any change to count as one
@@ -50,6 +51,76 @@ STACK_REST_SECONDS = 0.05  # how long to wait for the rest of a stack whose firs
 ASK_SECONDS = 1.0  # how long to wait before the ranks are asked about their threads again
 LAST_OUTPUT_SECONDS = 2.0
 START_SECONDS = 120.0  # how long the ranks may take to start. NCCL is slow to start, so this isn't part of the timeout
+
+
+class RankProcess:
+    """The process of a rank and its pipes. `Watch` reads them.
+
+    message:  the rank's final message: ("result", ...), ("error", ...) or ("mismatch",); None until it arrives
+    status:   exit status of the process (negative: signal number); None while it's alive
+    can_act:  whether any of its threads can still make progress; None until it answers
+    crash:    the Python stack that faulthandler wrote, either on request or in a crash
+    """
+
+    def __init__(self, rank: int, server: ForkServer, shared: tuple[int, ...]) -> None:
+        self.rank = rank
+        self.message: tuple[Any, ...] | None = None
+        self.status: int | None = None
+        self.can_act: bool | None = None
+        self.crash = bytearray()
+        self.pid: int | None = None
+        self.control, theirs = Pipe()
+        self.output, output = os.pipe()
+        self.stack, stack = os.pipe()
+        try:
+            self.exit = server.fork([theirs.fileno(), output, stack, *shared])
+        except BaseException:
+            self._close_pipes()
+            raise
+        finally:
+            theirs.close()
+            os.close(output)
+            os.close(stack)
+        self.control.send_bytes(rank.to_bytes(4, "little"))
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def ask_for_stack(self) -> None:
+        """Have faulthandler write the rank's stack to the `stack` pipe. Works even if the rank is stuck in C++."""
+        self.crash.clear()
+        if self.pid is not None and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+
+    def ask_for_threads(self) -> None:
+        """Ask the rank what its threads are doing. It can't answer while a call holds the global interpreter lock."""
+        self.can_act = None
+        if self.alive:
+            with contextlib.suppress(OSError):
+                self.control.send_bytes(b"threads")
+
+    def kill(self) -> None:
+        """Kill the rank and every process that it has started."""
+        if self.pid is None:
+            self.pid = read_status(self.exit)  # the fork itself may still be under way
+        if self.pid is not None and self.alive:
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    end(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Wait until the process is gone, then close its descriptors."""
+        if self.alive and self.pid is not None:
+            self.status = read_status(self.exit)
+        os.close(self.exit)
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self.control.close()
+        os.close(self.output)
+        os.close(self.stack)
 
 
 class Watch:
