@@ -139,12 +139,14 @@ def test_under_torchrun_all_ranks_agree_on_a_backend(
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
 
-    def start_both() -> None:
+    def start_both(attempt: str) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
         with ThreadPoolExecutor(1) as other_rank:
-            other_rank.submit(torchrun.roll_call, store, 1, 2, theirs)
+            other_rank.submit(torchrun.exchange, dist.PrefixStore(f"attempt {attempt}", store), 1, 2, theirs)
             torchrun._init_process_group()
 
-    start_both()
+    store.set("attempt 0/tplab/1", "what a rank of the first attempt wrote")
+    start_both("1")
     assert started["name"] == backend
     assert started["device_id"] == (torch.device("cuda", 0) if backend == "nccl" else None)
     assert started["timeout"] == torchrun.LOST_AFTER
@@ -154,4 +156,4 @@ def test_under_torchrun_all_ranks_agree_on_a_backend(
     monkeypatch.setenv("TPLAB_BACKEND", "nccl")
     if backend == "gloo":
         with pytest.raises(ValueError, match="TPLAB_BACKEND is nccl, but not every rank has its own GPU"):
-            start_both()
+            start_both("2")

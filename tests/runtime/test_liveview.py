@@ -19,8 +19,7 @@ from tests.runtime.kernel import Cell, Notebook, notebook
 from tests.runtime.page import Page
 from tplab.runtime import liveview, watch
 from tplab.runtime.board import Entry
-from tplab.runtime.liveview import LiveView, Now, look, to_html, to_line
-from tplab.runtime.screen import WIDGET_VIEW
+from tplab.runtime.liveview import WIDGET_VIEW, LiveView, Now, look, to_html, to_line
 
 
 def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:
@@ -52,7 +51,7 @@ SEND, RECEIVE = entry("send", 1, (0, 1), peer=1), entry("recv", 1, (0, 1), peer=
         (STATES, {}, ["starting", "computing", "finished", "failed"]),
         ([THIRD, *["running"] * 5], {0: 3, 1: 2, 2: 3, 3: 3, 4: 3, 5: 3}, ["waits in all_reduce #3 for rank 1"]),
         ([THIRD, *["running"] * 5], {0: 3, 2: 3, 4: 3}, ["waits in all_reduce #3 for ranks 1, 3, 5"]),
-        ([THIRD, *["running"] * 5], {0: 3}, ["waits in all_reduce #3 for 5 ranks"]),
+        ([THIRD, *["running"] * 5], {0: 3}, ["waits in all_reduce #3 for ranks 1, 2, 3, 4, 5"]),
         ([BOTH, BOTH], {0: 2, 1: 2}, ["in all_gather #2", "in all_gather #2"]),
         ([FIRST, "running", "running"], {0: 1}, ["waits in broadcast #1 for rank 2"]),  # rank 1 is no member
         ([SEND, RECEIVE], {}, ["waits in send to rank 1", "waits in recv from rank 0"]),
@@ -60,20 +59,20 @@ SEND, RECEIVE = entry("send", 1, (0, 1), peer=1), entry("recv", 1, (0, 1), peer=
     ],
 )
 def test_what_ranks_do_is_put_into_words(pages: list[str | Entry], entered: dict[int, int], words: list[str]) -> None:
-    assert [str(now) for now in look(board(pages, entered))][: len(words)] == words
+    assert [now.words for now in look(board(pages, entered))][: len(words)] == words
     assert [now.doing for now in look(board(STATES, {}), dead=[1, 2])] == ["starting", "failed", "finished", "failed"]
 
 
 RANKS = [
-    Now(0, "waiting", "all_reduce #3", (2,)),
-    Now(1, "waiting", "all_reduce #3", (2,)),
-    Now(2, "computing"),
-    Now(3, "finished"),
+    Now(0, "waiting", "waits in all_reduce #3 for rank 2"),
+    Now(1, "waiting", "waits in all_reduce #3 for rank 2"),
+    Now(2, "computing", "computing"),
+    Now(3, "finished", "finished"),
 ]
 
 
 def test_html_has_a_box_for_every_rank_and_a_line_puts_ranks_that_do_the_same_together() -> None:
-    page = Page(to_html([*RANKS, Now(4, "waiting", "<b>bold #1")], 4.24))
+    page = Page(to_html([*RANKS, Now(4, "waiting", "waits in <b>bold #1")], 4.24))
     assert page.texts[:9] == [
         "rank 0", "○ waits in all_reduce #3 for rank 2", "rank 1", "○ waits in all_reduce #3 for rank 2",
         "rank 2", "● computing", "rank 3", "✓ finished", "rank 4",
@@ -85,7 +84,9 @@ def test_html_has_a_box_for_every_rank_and_a_line_puts_ranks_that_do_the_same_to
     whole = "4.2 s  ranks 0, 1 ○ waits in all_reduce #3 for rank 2  rank 2 ● computing  rank 3 ✓ finished"
     assert to_line(RANKS, 4.24, 200) == whole
     assert to_line(RANKS, 4.24, 40) == whole[:39] + "…"  # it keeps its width
-    assert to_line([Now(rank, "computing") for rank in range(64)], 1, 80) == "1.0 s  ranks 0-63 ● computing"
+    assert (
+        to_line([Now(rank, "computing", "computing") for rank in range(64)], 1, 80) == "1.0 s  ranks 0-63 ● computing"
+    )
 
 
 class Recorder(LiveView):
@@ -129,9 +130,8 @@ def late() -> None:
 def test_a_real_run_is_seen_as_it_is(views: list[Recorder]) -> None:
     tplab.launch(late, 3)
     (view,) = views
-    waits = ("waiting", "all_reduce #1", (1,))
-    seen = [[(now.doing, now.inside, now.absent) for now in ranks] for _, ranks in view.drawn]
-    assert [waits, ("computing", "", ()), waits] in seen
+    waits = "waits in all_reduce #1 for rank 1"
+    assert [waits, "computing", waits] in [[now.words for now in ranks] for _, ranks in view.drawn]
     assert view.drawn[0][0] >= liveview.SHOWN_AFTER
     assert view.closed == 1
 

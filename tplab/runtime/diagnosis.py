@@ -278,17 +278,16 @@ def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, st
 
 def name(entry: Entry) -> str:
     """Describe an entry in words, such as "all_reduce #3 ([4, 8] float32, sum)" or "recv from rank 0 ([4] float32)"."""
-    signature = f" ({entry.signature})" if entry.signature else ""
-    if entry.kind == "send":
-        return f"send to rank {entry.peer}{_with_tag(entry)}{signature}"
-    if entry.kind == "recv":
-        return f"recv from {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}{_with_tag(entry)}{signature}"
-    return f"{entry.kind} #{entry.number}{signature}"
+    return short_name(entry) + (f" ({entry.signature})" if entry.signature else "")
 
 
-def _with_tag(entry: Entry) -> str:
-    tag = tag_of(entry)
-    return f" with tag {tag}" if tag else ""
+def short_name(entry: Entry) -> str:
+    """Name an entry without its arguments, such as "all_reduce #3" or "recv from any rank with tag 7"."""
+    if entry.kind not in ("send", "recv"):
+        return f"{entry.kind} #{entry.number}"
+    peer = f"rank {entry.peer}" if entry.peer >= 0 else "any rank"
+    tag = f" with tag {tag_of(entry)}" if tag_of(entry) else ""
+    return f"{entry.kind} {'to' if entry.kind == 'send' else 'from'} {peer}{tag}"
 
 
 def _group(entry: Entry, states: Sequence[RankState]) -> str:

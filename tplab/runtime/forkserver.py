@@ -16,6 +16,7 @@ For each rank, the server reports the process id, and later the exit status, thr
 import contextlib
 import ctypes
 import importlib
+import json
 import os
 import selectors
 import signal
@@ -106,11 +107,15 @@ class ForkServer:
             os.close(write)
         return read
 
-    def preload(self, modules: Sequence[preload.Module]) -> None:
+    def preload(self, modules: Sequence[str]) -> None:
         """Have the server import these modules as well, as soon as it's idle."""
-        if modules:
+        if not modules:
+            return
+        with tempfile.TemporaryFile("w+") as file:
+            json.dump(modules, file)
+            file.seek(0)
             with self._lock, contextlib.suppress(OSError):  # if the server is gone, the next launch will say so
-                self._socket.sendall(_IMPORT + preload.pack(modules))
+                socket.send_fds(self._socket, [_IMPORT], [file.fileno()])
 
     def last_words(self) -> str:
         self._stderr.seek(0)
@@ -196,7 +201,8 @@ def serve(descriptor: int) -> None:
                     family.end()
                     return
                 if request == _IMPORT:
-                    wanted.add(preload.receive(control))
+                    with open(descriptors[0]) as file:
+                        wanted.add(json.load(file))
                     continue
                 if wanted and not family.has_ranks:  # there may be no idle time between launches
                     import_wanted(_BEFORE_LAUNCH)

@@ -38,7 +38,6 @@ from tplab.runtime.failures import (
 )
 from tplab.runtime.forkserver import ForkServer, read_status
 from tplab.runtime.liveview import live_view
-from tplab.runtime.preload import Module
 from tplab.runtime.records import Record, Results
 
 POLL_SECONDS = 0.1
@@ -258,8 +257,8 @@ class Watch:
         spans = [message[2] for message in messages]
         return Results([message[1] for message in messages], self.output.texts(), Record(collectives), spans)
 
-    def imported(self) -> list[Module]:
-        """Return the modules that the ranks had to import, without duplicates, in the order of the ranks."""
+    def imported(self) -> list[str]:
+        """Return the names of the modules that the ranks had to import, without duplicates."""
         return list(dict.fromkeys(module for rank in self.ranks if rank.message for module in rank.message[4]))
 
     def close(self) -> None:
