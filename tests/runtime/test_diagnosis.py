@@ -31,8 +31,7 @@ def boards() -> list[Board]:
 
 def enter(boards: list[Board], rank: int, entry: Entry, wait: bool = True) -> None:
     call = Call(
-        entry.channel, entry.kind, entry.signature, entry.members, entry.where, entry.peer, entry.group_number,
-        entry.created,
+        entry.channel, entry.kind, entry.signature, entry.members, entry.where, entry.peer, entry.created,
     )  # fmt: skip
     boards[rank].write(rank, call, entry.number)
     if wait:
@@ -114,9 +113,9 @@ def test_more_channels_than_the_board_counts_are_never_called_a_deadlock(boards:
 
 def test_a_long_call_site_does_not_spoil_the_entry(boards: list[Board]) -> None:
     long = "/a/very/long/folder" * 30
-    entry = Entry("group", 1, "barrier", "", WORLD, f"{long}.py:12:step", -1, 2, f"{long}.py:3:made")
+    entry = Entry("group", 1, "barrier", "", WORLD, f"{long}.py:12:step", -1, f"{long}.py:3:made")
     enter(boards, 0, entry)
     (found,) = boards[1].waits(0)
     assert (found.kind, found.members) == ("barrier", WORLD)
     assert found.where.endswith(":12:step")
-    assert (found.group_number, found.created[-10:]) == (2, ".py:3:made")
+    assert found.created.endswith(".py:3:made")

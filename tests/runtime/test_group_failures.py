@@ -124,18 +124,16 @@ def joins_a_thread_that_receives(rank: int) -> None:
 
 ORDER = "the ranks don't create the same groups in the same order (new_group #1):"
 SENDS = "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([2] float32)."
-SAME = "More than one group consists of ranks [0, 1]"
 CROSSED = [
-    f"{SAME}, so the order of their collectives matters:\n  the 1st group of ranks [0, 1], created at",
-    "first = dist.new_group([0, 1])\n  the 2nd group of ranks [0, 1], created at",
+    "rank 1 never joined all_reduce #1 ([2] float32, sum) of group [0, 1]; rank 0 is waiting in it.",
+    "first if rank == 0 else second)\n          in the group created at",
+    "first = dist.new_group([0, 1])\n  rank 1: is waiting in all_reduce #1",
     "second = dist.new_group([0, 1])\n",
-    "rank 0: is waiting in all_reduce #1 ([2] float32, sum) of the 1st group of ranks [0, 1], called at",
-    "rank 1: is waiting in all_reduce #1 ([2] float32, sum) of the 2nd group of ranks [0, 1], called at",
+    "Some ranks are in more than one group of the same ranks",
 ]
 CROSSED_WITH_DEFAULT = [
-    "  the default group\n  the 2nd group of ranks [0, 1], created at",
-    "rank 0: is waiting in all_reduce #1 ([2] float32, sum) of the 2nd group of ranks [0, 1], called at",
-    "rank 1: is waiting in all_reduce #1 ([2] float32, sum) of the default group, called at",
+    "other = dist.new_group()\n  rank 1: is waiting in all_reduce #1",
+    "dist.all_reduce(ones(2), group=group)\n          in the default group",
 ]
 # fmt: off
 CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of ranks, and words of the report
@@ -151,10 +149,10 @@ CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of
                                       (3, ["none of ranks 1, 2 sends to rank 0 with tag 0; rank 0 is waiting in recv"]),
     another_tag:                      (2, ["rank 0 is waiting in send to rank 1 with tag 1",
                                            "rank 1 is waiting in recv from rank 0 with tag 2"]),
-    many_groups:                      (2, ["rank 1 never joined all_reduce #2 ([1] float32, sum) of the 136th group"]),
+    many_groups:                      (2, ["rank 1 never joined all_reduce #2 ([1] float32, sum) of group [0, 1]"]),
     crossed_groups:                   (3, CROSSED),
     crossed_with_the_default_group:   (2, CROSSED_WITH_DEFAULT),
-    local_groups_crossed:             (2, ["rank 1 never joined monitored_barrier #1 of the 13th group of ranks [0"]),
+    local_groups_crossed:             (2, ["rank 1 never joined monitored_barrier #1 of group [0, 1]"]),
     many_outstanding:                 (2, ["rank 1 never joined all_reduce #6 ([6] float32, sum); rank 0 is waiting"]),
     left_without_waiting:             (3, ["rank 2 never joined all_reduce #1 ([2] float32, sum); "
                                            "rank 0 is waiting in it; rank 1 joined it and has returned."]),

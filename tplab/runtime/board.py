@@ -29,6 +29,7 @@ SLOT_BYTES = 512
 WAITS = 8  # how many threads of a rank can show what they're blocked in
 CHANNELS = 1 << 14
 STARTS_KEPT = 128  # how many operations of a channel a rank may start until the start of the first one is forgotten
+DEFAULT_GROUP = "default"
 STATES = ("starting", "running", "returned", "raised")
 
 # The layout of a page, in four-byte words
@@ -53,8 +54,7 @@ class Entry(NamedTuple):
     process group or the n-th message with its tag from one rank to another. `signature` describes the arguments that
     must match on all members. The number is 0 for a receive from any rank.
 
-    `group_number` tells apart process groups of the same ranks, in the order of their creation. It's 0 if the entry
-    doesn't belong to a known group. `created` is the call site that created the group, or "" for the default group.
+    `created` is the call site that created the process group, or DEFAULT_GROUP, or "" if there is no known group.
     """
 
     channel: str
@@ -64,7 +64,6 @@ class Entry(NamedTuple):
     members: tuple[int, ...]
     where: str
     peer: int = -1
-    group_number: int = 0
     created: str = ""
 
     def differs_from(self, other: "Entry") -> bool:
@@ -85,11 +84,11 @@ class Call:
 
     def __init__(
         self, channel: str, kind: str, signature: str, members: tuple[int, ...], where: str, peer: int = -1,
-        group_number: int = 0, created: str = "",
+        created: str = "",
     ) -> None:  # fmt: skip
         self.channel, self.channel_key, self.members = channel, _key(channel), members
         self.same = (_SEPARATOR.join((channel, kind, signature)) + _SEPARATOR).encode()
-        others = (_SEPARATOR.join((",".join(map(str, members)), str(peer), str(group_number))) + _SEPARATOR).encode()
+        others = (_SEPARATOR.join((",".join(map(str, members)), str(peer))) + _SEPARATOR).encode()
         room = _ROOM - len(self.same) - len(others) - 1
         creation = _end(created.encode(), room // 2) + _SEPARATOR.encode()
         place = _end(where.encode(), room + 1 - len(creation))
@@ -113,11 +112,11 @@ def tag_of(entry: Entry) -> int:
 
 def _decode(text: bytes, number: int) -> Entry | None:
     fields = text.decode(errors="replace").split(_SEPARATOR)
-    if len(fields) != 8:
+    if len(fields) != 7:
         return None
-    channel, kind, signature, members, peer, group_number, created, where = fields
+    channel, kind, signature, members, peer, created, where = fields
     ranks = tuple(int(rank) for rank in members.split(",")) if members else ()
-    return Entry(channel, number, kind, signature, ranks, where, int(peer), int(group_number), created)
+    return Entry(channel, number, kind, signature, ranks, where, int(peer), created)
 
 
 def _key(channel: str) -> int:

@@ -11,7 +11,7 @@ an entry for every collective, every send and every receive that it enters.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tplab.runtime.board import Board, Entry, channel_of_messages, tag_of
+from tplab.runtime.board import DEFAULT_GROUP, Board, Entry, channel_of_messages, tag_of
 from tplab.runtime.failures import place, rank_names
 
 NEW_GROUP = "new_group"  # the channel on which all ranks create groups
@@ -143,7 +143,7 @@ def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -
     stacks:  where each running rank is, as "file:line:function"
     """
     lines = (_line_of(state, states, stacks or {}) for state in states)
-    return "\n".join([*_headlines(states), *_groups_of_the_same_ranks(states), *lines])
+    return "\n".join([*_headlines(states), *lines])
 
 
 def skipped_groups(board: Board) -> str:
@@ -174,6 +174,11 @@ def advice(states: Sequence[RankState]) -> str:
     kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
     if kinds == {"new_group"}:
         return _ABOUT_GROUPS
+    if not differing and any(_has_twin(entry, states) for state in states for entry in state.waits):
+        return (
+            "Some ranks are in more than one group of the same ranks, so the order of these groups' collectives "
+            "matters. It must be the same on every rank."
+        )
     if kinds <= {"send", "recv"}:
         return (
             "Every send needs a recv with the same shape and tag. If two ranks send to each other, start both "
@@ -263,7 +268,7 @@ def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, st
     if state.state == "returned":
         return f"{start}has returned"
     if state.waits and state.state != "ended":
-        waits = (f"{name(entry)}{_which_group(entry, states)}, called at {place(entry.where)}" for entry in state.waits)
+        waits = (f"{name(entry)}, called at {place(entry.where)}{_which_group(entry, states)}" for entry in state.waits)
         return f"{start}is waiting in {f'{NEW_LINE}and in '.join(waits)}"
     if state.state == "raised":
         return f"{start}has raised an error"
@@ -292,39 +297,20 @@ def short_name(entry: Entry) -> str:
 
 def _group(entry: Entry, states: Sequence[RankState]) -> str:
     """Describe the group of a collective, as in " of group [0, 1]". Returns "" for the only group of all ranks."""
-    if len(entry.members) == len(states) or entry.kind == NEW_GROUP:
-        return _which_group(entry, states)
-    return _which_group(entry, states) or f" of group {list(entry.members)}"
+    everyone = len(entry.members) == len(states) and not _has_twin(entry, states)
+    return "" if everyone or entry.kind == NEW_GROUP else f" of group {list(entry.members)}"
 
 
 def _which_group(entry: Entry, states: Sequence[RankState]) -> str:
-    """Describe the group of a collective if the ranks have used another group of the same ranks, else return ""."""
-    return f" of {_group_name(entry)}" if _has_twin(entry, states) else ""
-
-
-def _group_name(entry: Entry) -> str:
-    if not entry.created:
-        return "the default group"
-    number = str(entry.group_number)
-    ending = "th" if number[-2:] in ("11", "12", "13") else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th")
-    return f"the {number}{ending} group of ranks {list(entry.members)}"
+    """Say where the group of a collective was created if the ranks use another group of the same ranks, else ""."""
+    if not _has_twin(entry, states):
+        return ""
+    created = entry.created == DEFAULT_GROUP
+    return NEW_LINE + ("in the default group" if created else f"in the group created at {place(entry.created)}")
 
 
 def _has_twin(entry: Entry, states: Sequence[RankState]) -> bool:
     """Return True if the ranks have also used a different group that consists of the same ranks."""
     entered = (other for state in states for other in (*state.waits, *state.entries.values()))
-    numbers = {other.group_number for other in entered if other.members == entry.members}
-    return bool(entry.group_number and numbers - {0, entry.group_number})
-
-
-def _groups_of_the_same_ranks(states: Sequence[RankState]) -> list[str]:
-    """Say where the groups in which ranks wait were created, if the ranks are in several groups of the same ranks."""
-    groups = {(entry.members, entry.group_number): entry for entry in _open_entries(states) if _has_twin(entry, states)}
-    lines = dict[str, None]()  # without duplicates
-    for (members, _), entry in sorted(groups.items()):
-        where = f", created at {place(entry.created)}" if entry.created else ""
-        lines[f"More than one group consists of ranks {list(members)}, so the order of their collectives matters:"] = (
-            None
-        )
-        lines[f"  {_group_name(entry)}{where}"] = None
-    return list(lines)
+    groups = {other.channel for other in entered if other.members == entry.members and other.created}
+    return bool(entry.created and groups - {entry.channel})

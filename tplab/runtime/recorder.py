@@ -167,7 +167,7 @@ class Recorder:
         group      the process group that the call belongs to, if any
         """
         where = place_of(caller())
-        call = Call(channel, kind, signature, members, where, -1, *self.groups.creation_of(group))
+        call = Call(channel, kind, signature, members, where, -1, self.groups.creation_of(group))
         others = tuple(rank for rank in others if rank != self.rank)
         return self._enter(channel, _Known(call, others, kind, members, (), "", 0, None, None, where), kept=False)
 
@@ -208,7 +208,7 @@ class Recorder:
         shape = () if first is None else tuple(first.shape)
         dtype = "" if first is None else dtype_name(first.dtype)
         call = Call(
-            channel, kind, signature, members, where, -1 if peer is None else peer, *self.groups.creation_of(group)
+            channel, kind, signature, members, where, -1 if peer is None else peer, self.groups.creation_of(group)
         )
         others = tuple(rank for rank in members if rank != self.rank)
         if len(self._known) >= _MOST_KNOWN:
