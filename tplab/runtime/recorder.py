@@ -60,17 +60,7 @@ class _Known(NamedTuple):
 class _Entered:
     """A collective that this rank has entered, with its timing."""
 
-    __slots__ = (
-        "end",
-        "known",
-        "mark",
-        "number",
-        "others",
-        "start",
-        "tag",
-        "transfer",
-        "waited",
-    )
+    __slots__ = ("end", "known", "mark", "number", "others", "start", "tag", "transfer", "waited")
 
     def __init__(self, known: _Known, number: int, start: float) -> None:
         self.known, self.number, self.start = known, number, start
@@ -126,7 +116,7 @@ class Recorder:
         self._watch_of_torch: StreamWatch | None = None  # on the CPU, once torch has started a collective in C++
         self.on_enter: Callable[[str, int], None] | None = None
         self.report: Callable[[], None] = lambda: None
-        self.waiting: dict[int, _Entered] = {}  # what each thread is blocked in, by thread id
+        self._blocked: set[int] = set()  # ids of the threads that are blocked in a collective
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
         self.groups = Groups()
@@ -219,9 +209,7 @@ class Recorder:
 
     def _enter(self, channel: str, known: _Known, kept: bool = True) -> _Entered:
         number = 0
-        if (
-            known.kind != "recv" or known.peer is not None
-        ):  # a receive from any rank gets its number once the sender is known
+        if known.kind != "recv" or known.peer is not None:  # otherwise, the sender has to be known first
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         if self.on_enter is not None:
             self.on_enter(channel, number)
@@ -280,7 +268,7 @@ class Recorder:
     def is_blocked(self, thread: int) -> bool:
         """Return True if the thread is blocked in a collective, so that only other ranks can make it go on."""
         watches = (self.watch, self._watch_of_torch)
-        return thread in self.waiting or any(watch is not None and watch.blocked_thread == thread for watch in watches)
+        return thread in self._blocked or any(watch is not None and watch.blocked_thread == thread for watch in watches)
 
     def completed(self, entered: _Entered) -> None:
         if entered.end is None:
@@ -309,16 +297,16 @@ class Recorder:
             yield
             return
         wait = self.board.begin_wait(self.rank, entered.known.call, entered.number)
-        self.waiting[threading.get_ident()] = entered
+        self._blocked.add(threading.get_ident())
         try:
             yield
         except BaseException as error:
-            self.waiting.pop(threading.get_ident(), None)
-            if not lost_connection(str(error)):
-                self.board.end_wait(self.rank, wait)
+            if lost_connection(str(error)):
+                wait = None
             raise
-        self.waiting.pop(threading.get_ident(), None)
-        self.board.end_wait(self.rank, wait)
+        finally:
+            self._blocked.discard(threading.get_ident())
+            self.board.end_wait(self.rank, wait)
 
     def batch_begins(self) -> None:
         """Note that a batch begins. Its collectives and messages start when it ends, and they share a single `Work`."""
