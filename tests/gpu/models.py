@@ -145,7 +145,7 @@ def _written_plainly(place: Place) -> Tensors:
 
 
 def compiled_mlp(backend: str) -> Case:
-    """The collectives in a compiled graph are other ones, the functional: see tplab/runtime/operator_hooks.py."""
+    """The collectives in a compiled graph are other ones, the functional: see tplab/runtime/functional_hooks.py."""
     theirs = plain.MLP(64, 128, device="meta")
 
     def make(place: Place) -> nn.Module:

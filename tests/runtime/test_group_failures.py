@@ -1,4 +1,4 @@
-"""Ranks that wait for each other outside the usual collectives: creating groups, DDP, monitored_barrier, messages.
+"""Ranks that wait for each other outside the usual collectives: creating groups, monitored_barrier, messages.
 
 None of these programs ends by itself. `launch` gets a timeout only so that a missing diagnosis fails the test soon.
 """
@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn, ones
-from torch.nn.parallel import DistributedDataParallel
+from torch import ones
 
 import tplab
 
@@ -33,18 +31,6 @@ def new_group_skipped_for_a_barrier(rank: int) -> None:
 
 def new_group_by_its_members(rank: int) -> None:
     dist.all_reduce(ones(2), group=dist.new_group([0, 1] if rank < 2 else [2, 3]))
-
-
-def ddp_built_by_one(rank: int) -> None:
-    if rank == 0:
-        DistributedDataParallel(nn.Linear(4, 4))
-
-
-def backward_by_one(rank: int) -> None:
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    loss = model(ones(2, 4)).sum()
-    if rank == 0:
-        loss.backward()
 
 
 def monitored_barrier_by_one(rank: int) -> None:
@@ -141,8 +127,6 @@ CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of
                                            "ranks 0, 2 never joined barrier #1; rank 1 is waiting in it."]),
     new_group_by_its_members:         (4, [ORDER, "rank 0: new_group #1 (ranks [0, 1]) at",
                                            "rank 3: new_group #1 (ranks [2, 3]) at"]),
-    ddp_built_by_one:                 (2, ["rank 1 never joined all_gather #1 ([1] int64); rank 0 is waiting in it."]),
-    backward_by_one:                  (2, ["rank 1 never joined all_reduce #4 ([20] float32, sum); rank 0 is waiting"]),
     monitored_barrier_by_one:         (3, ["ranks 1, 2 never joined monitored_barrier #1; rank 0 is waiting in it."]),
     another_barrier:                  (2, ["rank 0: barrier #1 at", "rank 1: monitored_barrier #1 at"]),
     receive_from_any_after_the_last_message:
@@ -223,22 +207,6 @@ def receives_from_slow_ranks(rank: int) -> None:
         dist.send(ones(2), 0)
 
 
-def trains_with_ddp(rank: int) -> None:
-    """What DDP sends isn't recorded, because it comes from torch, and not from the learner's program."""
-    torch.manual_seed(0)
-    plain = nn.Linear(4, 4, dtype=torch.float64)
-    with tplab.record() as section:
-        model = DistributedDataParallel(nn.Linear(4, 4, dtype=torch.float64))
-        model.module.load_state_dict(plain.state_dict())
-        x = torch.randn(3, 2, 4, dtype=torch.float64)
-        if rank == 1:
-            time.sleep(1.2)
-        model(x[rank]).square().mean().backward()
-    sum(plain(part).square().mean() for part in x).div(3).backward()
-    torch.testing.assert_close(model.module.weight.grad, plain.weight.grad)
-    assert len(section) == 0
-
-
 def creates_many_groups_and_sends_in_them(rank: int) -> None:
     groups = [dist.new_group([0, 1]), dist.new_group([0, 1, 2]), dist.new_group([2])]
     if rank < 2:
@@ -248,7 +216,7 @@ def creates_many_groups_and_sends_in_them(rank: int) -> None:
 
 RIGHT = {
     2: [a_thread_receives_while_another_computes, a_thread_sends_what_the_other_waits_for],
-    3: [receives_from_slow_ranks, trains_with_ddp, creates_many_groups_and_sends_in_them],
+    3: [receives_from_slow_ranks, creates_many_groups_and_sends_in_them],
 }  # fmt: skip
 
 

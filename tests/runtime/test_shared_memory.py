@@ -202,13 +202,6 @@ def changed_and_stopped():
     return counts, x[0].item()
 
 
-def without_hooks():
-    shared_memory._hooked = False
-    with pytest.raises(RuntimeError, match="ranks that tplab.launch has started"):
-        share_memory(None, LARGEST)
-    shared_memory._hooked = True
-
-
 def saved_for_backward():
     x = torch.ones(5000, requires_grad=True)
     y = x * 3
@@ -231,7 +224,6 @@ PROGRAMS = {  # of each number of ranks: the program, its arguments, and what it
         "a meter counts the tensors and not the slots": (metered, (), 2 * 9000 * 4),
         "autograd notices as little as with gloo": (saved_for_backward, (), pytest.approx(2 * 3 * torch.e**3)),
         "the limit may change, and 0 ends it": (changed_and_stopped, (), ([1, 0, 0, 1], 16.0)),
-        "it's refused where it would do nothing": (without_hooks, (), None),
         "where there is no such memory, gloo is used": (without_memory, (), [False] * 3),
     },
     3: {

@@ -7,7 +7,7 @@ forkserver  the process that has already imported torch and forks the ranks
 preload     imports in the fork server what earlier ranks had to import
 rank        the code that runs in a rank's process
 hooks       wraps the methods of torch.distributed so that they call the recorder
-operator_hooks  does the same for DTensor, torch.compile and DDP, which call operators instead of methods
+functional_hooks  does the same for DTensor and torch.compile, which call operators instead of methods
 carriers    lets a slow link or a check decide when a message or collective is completed
 recorder    records every collective before it starts
 naming      describes a collective as text and finds the line that calls it

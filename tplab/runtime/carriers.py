@@ -98,15 +98,6 @@ class Carried(dist.Work):
     def _source_rank(self) -> int:
         return int(self.work._source_rank())
 
-    def source_rank(self) -> int:
-        return int(self.work.source_rank())
-
-    def is_success(self) -> bool:
-        return bool(self.work.is_success())
-
-    def exception(self) -> Any:
-        return self.work.exception()
-
     def synchronize(self) -> None:
         self.work.synchronize()
         self.finish()

@@ -172,7 +172,7 @@ def serve(descriptor: int) -> None:
     signal.set_wakeup_fd(wake.fileno())
     to_import, wanted = list(_PRELOAD), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
     family = _Family((control, woken, wake))
-    _adopt_orphans()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes that ranks leave behind become children of this one
 
     def import_wanted(seconds: float) -> None:
         """Import at least one module, and start no further imports after `seconds`."""
@@ -231,7 +231,6 @@ class _Family:
         self._own = own  # the server's sockets, which no child keeps
         self._status_pipes: dict[int, int] = {}  # the ranks' status pipes, by process id
         self._spares: dict[int, socket.socket] = {}
-        self._outdated: set[int] = set()  # spares that are about to end
 
     @property
     def has_ranks(self) -> bool:
@@ -253,8 +252,7 @@ class _Family:
 
     def end_spares(self) -> None:
         """End the spares, because they lack the latest imports. The server will fork new ones."""
-        for pid, sock in self._spares.items():
-            self._outdated.add(pid)
+        for sock in self._spares.values():
             sock.close()  # this makes the spare exit
         self._spares.clear()
 
@@ -279,7 +277,7 @@ class _Family:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _die_with_parent()
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             for sock in (*self._own, *self._spares.values()):
                 sock.close()
             for descriptor in self._status_pipes.values():
@@ -296,54 +294,41 @@ class _Family:
 
     def reap(self) -> None:
         """Reap the child processes that have ended, and report the exit status of those that were ranks."""
-        while self._status_pipes or self._spares or self._outdated:
-            _end_children_of_next()
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            if pid in self._outdated:
-                self._outdated.remove(pid)
-                continue
-            if pid in self._spares:
-                self._spares.pop(pid).close()
-                continue
-            if pid not in self._status_pipes:  # a rank started it and left it behind, maybe with its own children
+        with contextlib.suppress(ChildProcessError):  # when there are no children
+            while True:
+                _end_children_of_next()
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid in self._spares:
+                    self._spares.pop(pid).close()
+                    continue
+                if pid in self._status_pipes:
+                    pipe = self._status_pipes.pop(pid)
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
+                    os.close(pipe)
                 self._end_what_is_left()
-                continue
-            pipe = self._status_pipes.pop(pid)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
-            os.close(pipe)
-            self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
-        """If no rank is running, kill the processes that ranks left behind in sessions of their own."""
-        if self._status_pipes:
-            return
-        ours = self._spares.keys() | self._outdated
-        for pid in _children() - ours:
+        """If no rank is running, kill the processes that ranks left behind, maybe in sessions of their own."""
+        for pid in set() if self._status_pipes else _children() - self._spares.keys():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        for pid in (*self._status_pipes, *self._spares, *self._outdated):
+        for pid in (*self._status_pipes, *self._spares):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
 
 
-def _die_with_parent() -> None:
-    """On Linux, have the kernel kill this process when the server ends.
+def _prctl(option: int, value: int) -> None:
+    """Set an attribute of this process on Linux. Elsewhere, processes end because their sockets close.
 
-    Elsewhere, the process exits when its socket closes. A spare's socket leads to the server, a rank's to the parent.
+    A spare's socket leads to the server, and a rank's leads to the parent.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _adopt_orphans() -> None:
-    """On Linux, become the parent of all processes that ranks leave behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def _children() -> set[int]:

@@ -3,9 +3,9 @@
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
 Every function of torch.distributed eventually calls a Python method of `ProcessGroup`, so we wrap these methods.
-Functional collectives and those that torch starts from C++, as in DDP's reducer, take a different path (see
-`operator_hooks`). Calls in which ranks wait for each other without sending tensors, such as new_group, aren't recorded,
-but shown on the board, the shared memory in which ranks announce what they're doing (see `board`).
+Functional collectives take a different path (see `functional_hooks`). Calls in which ranks wait for each other without
+sending tensors, such as new_group, aren't recorded, but shown on the board, the shared memory in which ranks announce
+what they're doing (see `board`). Collectives that torch starts from C++, as in DDP's reducer, are invisible to us.
 """
 
 import threading
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import carriers, operator_hooks, shared_memory
+from tplab.runtime import carriers, functional_hooks, shared_memory
 from tplab.runtime.diagnosis import NEW_GROUP
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
@@ -187,8 +187,7 @@ def _started(
 ) -> Any:  # fmt: skip
     """Start the collective by calling the backend, and return its handle (a torch `Work`)."""
     try:
-        with operator_hooks.recorded_already():
-            work = carriers.started(recorder, entered, group, original, args, kwargs)
+        work = carriers.started(recorder, entered, group, original, args, kwargs)
     except BaseException:
         recorder.refused()
         raise
@@ -367,5 +366,5 @@ def install() -> None:
     distributed_c10d._new_group_with_tag = _wrap_new_group(distributed_c10d._new_group_with_tag)
     for name in ("monitored_barrier", "split_group"):
         setattr(ProcessGroup, name, _wrap_joint_call(name))
-    operator_hooks.install(_recorder)
+    functional_hooks.install(_recorder)
     _installed = True

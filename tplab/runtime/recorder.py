@@ -88,16 +88,6 @@ class _Entered:
         )  # fmt: skip
 
 
-class _Done:
-    """Wraps a `Work` so that `query` returns whether it has completed."""
-
-    def __init__(self, work: Any) -> None:
-        self._work = work
-
-    def query(self) -> bool:
-        return bool(self._work.is_completed())
-
-
 class Recorder:
     """Records the collectives of one rank. If there is a board, it also writes to the board.
 
@@ -113,7 +103,6 @@ class Recorder:
         self.entered: list[_Entered] = []
         self.stream: StreamWaits | None = None
         self.watch: StreamWatch | None = None
-        self._watch_of_torch: StreamWatch | None = None  # on the CPU, once torch has started a collective in C++
         self.on_enter: Callable[[str, int], None] | None = None
         self.report: Callable[[], None] = lambda: None
         self._blocked: set[int] = set()  # ids of the threads that are blocked in a collective
@@ -132,7 +121,6 @@ class Recorder:
 
     def enter_collective(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], factor: int, op: str | None, root: int | None,
-        kept: bool = True,
     ) -> _Entered:  # fmt: skip
         """Enter a collective of `group`. The message size is `factor` times the size of `tensors` in bytes."""
         name = group.group_name
@@ -144,7 +132,7 @@ class Recorder:
             peer = None if root is None else members[root]
             signature = signature_of(kind, tensors, op, peer)
             known = self._know(key, name, kind, members, tensors, factor, op, peer, signature, frame, group)
-        return self._calls_backend(self._enter(name, known, kept))
+        return self._calls_backend(self._enter(name, known))
 
     def enter_call(
         self, kind: str, channel: str, signature: str, members: tuple[int, ...], others: Sequence[int],
@@ -255,20 +243,9 @@ class Recorder:
             return
         self.pending[work] = entered
 
-    def started_in_torch(self, entered: _Entered, work: Any) -> None:
-        """Note that torch's C++ code has started a collective. That code waits for `work` without telling us."""
-        if self.board is None:
-            return
-        watch = self.watch or self._watch_of_torch
-        if watch is None:
-            watch = self._watch_of_torch = StreamWatch(self.rank, self.board, None)
-            watch.start()
-        watch.completes(entered.joint, _Done(work))
-
     def is_blocked(self, thread: int) -> bool:
         """Return True if the thread is blocked in a collective, so that only other ranks can make it go on."""
-        watches = (self.watch, self._watch_of_torch)
-        return thread in self._blocked or any(watch is not None and watch.blocked_thread == thread for watch in watches)
+        return thread in self._blocked or (self.watch is not None and self.watch.blocked_thread == thread)
 
     def completed(self, entered: _Entered) -> None:
         if entered.end is None:

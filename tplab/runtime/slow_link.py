@@ -97,8 +97,8 @@ class SlowLink(Carrier):
 
     def passes_by(self, kind: str) -> None:
         raise NotImplementedError(
-            f"slow_link can't delay this {kind}, because torch starts it from C++, as DistributedDataParallel, DTensor "
-            "and functional collectives do: use the functions of torch.distributed"
+            f"slow_link can't delay this {kind}, because torch starts it from C++, as in DTensor and all functional "
+            "collectives: use the functions of torch.distributed"
         )
 
 
@@ -183,7 +183,7 @@ def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowL
     change. `link.text` describes the link for a picture, and each `Collective` of the record says when its transfer
     began and ended. Raises RuntimeError in a process that `launch` hasn't started, on a backend other than gloo, inside
     another slow_link, and if a group has more than 128 operations in flight on a rank. Raises NotImplementedError for a
-    receive from any rank and for the collectives that torch starts from C++.
+    receive from any rank and for functional collectives. What DistributedDataParallel sends isn't delayed.
     """
     with on_link(SlowLink(alpha, bandwidth)) as link:
         yield link

@@ -35,16 +35,13 @@ _Number = tuple[Call, int]
 _Joint = Sequence[_Number]  # a collective, or the messages of a batch, which complete together
 
 
-class Completion(Protocol):
-    """An object that can tell whether a collective has completed."""
-
-    def query(self) -> bool: ...
-
-
-class Event(Completion, Protocol):
+class Event(Protocol):
     """A `torch.cuda.Event`, which is a marker that the stream reaches once all earlier work has completed."""
 
     def record(self) -> None: ...
+
+    def query(self) -> bool:
+        """Return True if the stream has reached it."""
 
 
 class StreamWatch:
@@ -57,7 +54,7 @@ class StreamWatch:
     def __init__(self, rank: int, board: Board, event: Any, in_thread: Callable[[], None] = lambda: None) -> None:
         self.rank, self._board, self._new_event, self._in_thread = rank, board, event, in_thread
         self._watched = threading.get_ident()
-        self._waited_for: deque[tuple[_Joint, Completion]] = deque()  # the collectives that the stream waits for
+        self._waited_for: deque[tuple[_Joint, Event]] = deque()  # the collectives that the stream waits for
         self._calling: _Joint = ()  # the collective whose call hasn't returned yet
         self._place: object = None
         self._times_there = 0
@@ -81,10 +78,6 @@ class StreamWatch:
         """Note that from now on, the stream waits for this collective."""
         event = self._new_event()
         event.record()
-        self.completes(entries, event)
-
-    def completes(self, entries: _Joint, event: "Completion") -> None:
-        """Note that the collective has started. It has completed once `event.query()` returns True."""
         self._calling = ()
         self._waited_for.append((entries, event))
 
