@@ -19,7 +19,6 @@ from torch.distributed import _functional_collectives as functional
 
 import tplab
 from tplab.runtime import watch
-from tplab.runtime.naming import signature_of
 
 
 def fails(program: Callable[[], object], p: int = 2, timeout: float = 60.0) -> tplab.RankError:
@@ -198,23 +197,6 @@ def test_a_difference_between_the_ranks_is_named(program: Callable[[int], object
     error = fails(lambda: program(dist.get_rank()), timeout=None)
     assert isinstance(error, tplab.Deadlock)
     assert [words for words in says if words not in str(error)] == []
-
-
-def test_dtype_operation_and_root_are_part_of_what_is_compared() -> None:
-    two = [ones(2)]
-    signatures = [
-        signature_of("all_reduce", two, "sum", None), signature_of("all_reduce", [ones(2).double()], "sum", None),
-        signature_of("all_reduce", two, "max", None), signature_of("broadcast", two, None, 0),
-        signature_of("broadcast", two, None, 1),
-    ]  # fmt: skip
-    expected = [
-        "[2] float32, sum",
-        "[2] float64, sum",
-        "[2] float32, max",
-        "[2] float32, root 0",
-        "[2] float32, root 1",
-    ]
-    assert signatures == expected
 
 
 # What would end in silence, or in a crash

@@ -1,10 +1,7 @@
 """The live view: what it says about each rank, that it shows only long runs, and that nothing of it stays."""
 
 import io
-import os
-import pty
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -173,61 +170,36 @@ def test_a_view_that_cannot_draw_disturbs_nothing_and_gives_up() -> None:
 
 # In a terminal
 
-SCRIPT = """
-import time, torch, tplab, torch.distributed as dist
-def slow():
-    if dist.get_rank() == 0:
-        print("early words", flush=True)
-        time.sleep(3)
-        print("late words", flush=True)
-    dist.all_reduce(torch.ones(2))
-tplab.launch(slow, 2)
-"""
-
-
-def in_terminal(**environment: str) -> str:
-    """What a terminal receives on stderr and stdout from the script."""
-    main, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdin=terminal, stdout=terminal, stderr=terminal,
-        env=os.environ | {"COLUMNS": "70"} | environment,
-    )  # fmt: skip
-    os.close(terminal)
-    received = b""
-    while True:
-        try:
-            data = os.read(main, 1 << 16)
-        except OSError:  # Linux says so when the last writer has closed
-            break
-        if not data:
-            break
-        received += data
-    os.close(main)
-    assert process.wait() == 0
-    return received.decode()
-
-
-def screen(received: str) -> list[str]:
-    """The lines that stand on the screen after all of it."""
-    lines = []
-    for text in received.replace("\r\n", "\n").split("\n"):
-        shown = ""
-        for part in re.split(r"(\r\x1b\[K)", text):
-            shown = "" if part == "\r\x1b[K" else shown + part
-        lines.append(shown)
-    return lines
-
-
-def test_a_terminal_has_a_status_line_that_makes_room_and_goes() -> None:
-    received = in_terminal(TERM="xterm")
-    assert re.search(r"\d\.\d s  rank 0 ● computing  rank 1 ○ waits in all_reduce #1 for rank( 0|…)", received)
-    assert screen(received)[-3:] == ["[rank 0] early words", "[rank 0] late words", ""]
-    assert all(len(part) < 70 for part in re.findall(r"\x1b\[K(\d\.\d s[^\r\n]*)", received))
-
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def prints_early_and_late() -> None:
+    if dist.get_rank() == 0:
+        print("early words", flush=True)
+        time.sleep(2.5)
+        print("late words", flush=True)
+    dist.all_reduce(torch.ones(2))
+
+
+def screen(received: str) -> list[str]:
+    """The lines that stand on the screen after all of it."""
+    return [line.rpartition("\r\x1b[K")[2] for line in received.split("\n")]
+
+
+def test_a_terminal_has_a_status_line_that_makes_room_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "70")
+    tplab.launch(prints_early_and_late, 2)
+    received = terminal.getvalue()
+    assert re.search(r"\d\.\d s  rank 0 ● computing  rank 1 ○ waits in all_reduce #1 for rank( 0|…)", received)
+    assert screen(received)[-3:] == ["[rank 0] early words", "[rank 0] late words", ""]
+    assert all(len(part) < 70 for part in re.findall(r"\x1b\[K(\d\.\d s[^\r\n]*)", received))
 
 
 SESSION, COLAB = {"JPY_SESSION_NAME": "chapters/04_parallel_linear.ipynb"}, {"google.colab": ModuleType("google.colab")}

@@ -169,7 +169,8 @@ def two_groups():
     assert share_memory(mine, LARGEST)
     x, everywhere = torch.full((6000,), float(rank)), torch.full((6000,), float(rank))
     _, count = taken(lambda: (dist.all_reduce(x, group=mine), dist.all_reduce(everywhere)))
-    return count, x[0].item(), everywhere[0].item()
+    right = 1 if rank < 2 else 5
+    return count, x[0].item() - right, everywhere[0].item()
 
 
 def on_two_machines():
@@ -231,7 +232,7 @@ PROGRAMS = {  # of each number of ranks: the program, its arguments, and what it
         "several asynchronous sums may be on their way": (many_at_once, (), pytest.approx([1.0] * 7)),
         "ranks that can't share memory use gloo": (on_two_machines, (), (False, 0, 6.0)),
     },
-    4: {"each group has memory of its own, and other groups use gloo": (two_groups, (), None)},
+    4: {"each group has memory of its own, and other groups use gloo": (two_groups, (), (1, 0.0, 6.0))},
 }
 RESULTS: dict[int, list[dict]] = {}
 
@@ -275,14 +276,9 @@ def test_maxima_and_minima_are_right_and_have_the_same_bits_on_every_rank(p):
         assert torch.equal(least.view(torch.int32), results[0][2].view(torch.int32))
 
 
-@pytest.mark.parametrize(("p", "name"), [(p, name) for p in (2, 3) for name in PROGRAMS[p]])
+@pytest.mark.parametrize(("p", "name"), [(p, name) for p, programs in PROGRAMS.items() for name in programs])
 def test_programs_do_what_they_would_do_with_gloo(p, name):
     assert [found[name] for found in results_on(p)] == [PROGRAMS[p][name][2]] * p
-
-
-def test_each_group_has_memory_of_its_own_and_other_groups_use_gloo():
-    (name,) = PROGRAMS[4]
-    assert [found[name] for found in results_on(4)] == [(1, 1.0, 6.0)] * 2 + [(1, 5.0, 6.0)] * 2
 
 
 def one_rank_stays_away():
@@ -299,16 +295,6 @@ def test_a_deadlock_is_reported_with_the_call_and_its_line():
     assert "not finished after" not in str(caught.value)
     assert "all_reduce #" in str(caught.value)
     assert "test_shared_memory.py" in str(caught.value)
-
-
-def other_sizes():
-    assert share_memory(None, LARGEST)
-    dist.all_reduce(torch.ones(5000 + dist.get_rank()))
-
-
-def test_different_shapes_are_refused():
-    with pytest.raises(tplab.Deadlock, match="not the same on all ranks"):
-        tplab.launch(other_sizes, 2, timeout=LIMIT)
 
 
 def a_rank_loses_its_connections():

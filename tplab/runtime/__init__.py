@@ -12,8 +12,7 @@ carriers    lets a slow link or a check decide when a message or collective is c
 recorder    records every collective before it starts
 naming      describes a collective as text and finds the line that calls it
 records     the results of a run, and the recorded data: Collective, Record, Total
-stream_waits  measures how long a GPU's stream waits for collectives
-stream_watch  finds out which collective a rank with a GPU is blocked in
+streams     finds out which collective a rank with a GPU is blocked in, and how long its stream waits
 board       the shared memory in which ranks announce what they are doing
 diagnosis   turns the board into a sentence such as "rank 2 never joined all_reduce #3"
 watch       follows a run until it ends, and writes the report if a rank fails or the ranks deadlock

@@ -155,8 +155,8 @@ class Board:
     def set_state(self, rank: int, state: str) -> None:
         self._words[rank * _PAGE_WORDS + _STATE] = STATES.index(state)
 
-    def write(self, rank: int, call: Call, number: int) -> int:
-        """Write an entry to the rank's page and return its slot."""
+    def write(self, rank: int, call: Call, number: int) -> None:
+        """Write an entry to the rank's page."""
         words, page = self._words, rank * _PAGE_WORDS
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
@@ -168,7 +168,6 @@ class Board:
         if place is not None:
             words[place + 1] = number
             words[place] = call.channel_key
-        return slot
 
     def _write(self, start: int, key: int, call: Call, number: int) -> None:
         words, text = self._words, call.text
@@ -259,9 +258,6 @@ class Board:
                 return place
         return None
 
-    def read(self, rank: int, slot: int) -> Entry | None:
-        return self._read(rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS)
-
     def _read(self, start: int) -> Entry | None:
         key, number, length = self._words[start + _KEY], self._words[start + _NUMBER], self._words[start + _LENGTH]
         body = (start + _TEXT) * _WORD
@@ -269,22 +265,25 @@ class Board:
         complete = key and key == self._words[start + _KEY]
         return _decode(text, number) if complete else None
 
-    def find_other(self, rank: int, call: Call, number: int) -> Entry | None:
-        """Return the entry of `rank` with this call's channel and number if it differs from the call, else None."""
+    def contradicts(self, rank: int, call: Call, number: int) -> bool:
+        """Return True if `rank` has an entry with this call's channel and number, and that entry doesn't match it."""
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
         start = rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS
         if self._words[start + _KEY] != key:
-            return None
+            return False
         body = (start + _TEXT) * _WORD
         if self._memory[body : body + len(call.same)] == call.same:
-            return None
-        other = self.read(rank, slot)
-        return other if other and (other.channel, other.number) == (call.channel, number) else None
+            return False
+        mine, other = _decode(call.text, number), self._read(start)
+        same_place = other is not None and (other.channel, other.number) == (call.channel, number)
+        return mine is not None and other is not None and same_place and other.differs_from(mine)
 
     def entries(self, rank: int) -> list[Entry]:
         """Return the rank's latest entries, at most SLOTS of them, in no particular order."""
-        return [entry for slot in range(SLOTS) if (entry := self.read(rank, slot))]
+        page = rank * _PAGE_WORDS + _SLOTS_START
+        starts = range(page, page + SLOTS * _SLOT_WORDS, _SLOT_WORDS)
+        return [entry for start in starts if (entry := self._read(start))]
 
 
 def board_bytes(world_size: int) -> int:

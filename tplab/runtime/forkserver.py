@@ -33,15 +33,7 @@ import torch
 
 from tplab.runtime import preload
 
-_PRELOAD = (
-    "torch",
-    "torch.distributed",
-    "tplab.runtime.rank",
-    "torch.optim",
-    "torch._dynamo",
-    "torch.distributed.tensor.parallel",
-)
-_NEEDED = 3  # the number of these modules that must be imported before the first fork
+_WHEN_IDLE = ("torch.optim", "torch._dynamo", "torch.distributed.tensor.parallel")
 _SPARES = 4  # forked in advance, so that a launch of up to four ranks doesn't wait for forks, which take milliseconds
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
 _BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports, which every rank would otherwise have to repeat
@@ -170,7 +162,9 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children inherit this, so they survive an early request for a stack
     signal.set_wakeup_fd(wake.fileno())
-    to_import, wanted = list(_PRELOAD), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
+    importlib.import_module("tplab.runtime.rank")  # before the first fork, so that no rank has to
+    _freeze()
+    to_import, wanted = list(_WHEN_IDLE), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
     family = _Family((control, woken, wake))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes that ranks leave behind become children of this one
 
@@ -188,14 +182,13 @@ def serve(descriptor: int) -> None:
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         while True:
-            may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
-            may_import = not (may_fork and family.has_ranks)  # otherwise, the server would notice late if a rank ends
+            may_import = not family.has_ranks  # otherwise, the server would notice late if a rank ends
             has_work = may_import and (to_import or wanted) or family.wants_spare
             ready = {key.fileobj for key, _ in selector.select(0 if has_work else None)}
             if woken in ready:
                 woken.recv(4096)
             family.reap()
-            if control in ready and may_fork:
+            if control in ready:
                 request, descriptors, _, _ = socket.recv_fds(control, 1, 1 + _DESCRIPTORS)
                 if not request:
                     family.end()

@@ -25,7 +25,7 @@ from tplab.runtime.diagnosis import NEW_GROUP
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
-from tplab.runtime.stream_waits import StreamWaits
+from tplab.runtime.streams import StreamWaits
 
 active: Recorder | None = None
 
@@ -66,7 +66,7 @@ def record(*, keep: bool = True) -> Iterator[Record]:
         yield section
     finally:
         if active:
-            section._collectives.extend(active.collectives(start))
+            section.extend(active.collectives(start))
             if not keep:
                 active.forget(start)
 

@@ -30,7 +30,7 @@ from tplab.runtime.devices import finish_on_gpu, take_gpu
 from tplab.runtime.failures import Frames, is_installed, is_standard_library
 from tplab.runtime.hooks import set_default_timeout
 from tplab.runtime.recorder import Recorder
-from tplab.runtime.stream_watch import StreamWatch
+from tplab.runtime.streams import StreamWatch
 
 hooks.install()  # runs once, when the fork server imports this module, because it would cost each rank milliseconds
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tplab.runtime.board import Board, Call, Entry, channel_of_messages
+from tplab.runtime.board import Board, Call, channel_of_messages
 from tplab.runtime.failures import lost_connection
 from tplab.runtime.naming import (
     Groups,
@@ -29,8 +29,7 @@ from tplab.runtime.naming import (
     signature_of,
 )
 from tplab.runtime.records import Collective, Transfer
-from tplab.runtime.stream_waits import StreamWaits
-from tplab.runtime.stream_watch import StreamWatch
+from tplab.runtime.streams import StreamWaits, StreamWatch
 
 _MOST_KNOWN = 4096  # a limit is needed because shapes may differ each time
 
@@ -202,12 +201,11 @@ class Recorder:
         if self.on_enter is not None:
             self.on_enter(channel, number)
         if self.board is not None:
-            slot = self.board.write(self.rank, known.call, number)
-            if number:
-                for rank in known.others:
-                    different = self.board.find_other(rank, known.call, number)
-                    if different is not None:
-                        self._compare(different, slot)
+            self.board.write(self.rank, known.call, number)
+            for rank in known.others if number else ():
+                if self.board.contradicts(rank, known.call, number):
+                    self.report()
+                    raise Mismatch(f"rank {rank} enters something else than rank {self.rank} at {known.where}")
         entered = _Entered(known, number, time.monotonic())
         if kept:
             self.entered.append(entered)
@@ -219,14 +217,6 @@ class Recorder:
         if self.watch is not None:
             self.watch.calls(entered.joint)
         return entered
-
-    def _compare(self, other: Entry, slot: int) -> None:
-        """Raise Mismatch if the other rank's entry doesn't match the entry in this rank's `slot`."""
-        assert self.board is not None
-        mine = self.board.read(self.rank, slot)
-        if mine is not None and other.differs_from(mine):
-            self.report()
-            raise Mismatch(f"{mine.kind} on rank {self.rank}, {other.kind} at the same place on another")
 
     def started(self, entered: _Entered, work: Any) -> None:
         """Note that the backend has accepted the collective. `work` is its handle.

@@ -1,9 +1,8 @@
-"""The results of a run, and what the ranks communicated. A `Record` is a sequence of `Collective` entries."""
+"""The results of a run, and what the ranks communicated. A `Record` is a list of `Collective` entries."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 
 class Transfer(NamedTuple):
@@ -67,26 +66,8 @@ class Total(NamedTuple):
     bytes: int
 
 
-class Record(Sequence[Collective]):
+class Record(list[Collective]):
     """The collectives of a run, sorted by rank. For each rank, they're in the order in which the rank entered them."""
-
-    def __init__(self, collectives: Sequence[Collective] = ()) -> None:
-        self._collectives = list(collectives)
-
-    def __len__(self) -> int:
-        return len(self._collectives)
-
-    @overload
-    def __getitem__(self, index: int) -> Collective: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Record": ...
-    def __getitem__(self, index: int | slice) -> "Collective | Record":
-        if isinstance(index, slice):
-            return Record(self._collectives[index])
-        return self._collectives[index]
-
-    def __iter__(self) -> Iterator[Collective]:
-        return iter(self._collectives)
 
     @property
     def ranks(self) -> list[int]:

@@ -28,7 +28,7 @@ without a message. `time.monotonic` is the same clock in all processes of a mach
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,20 +44,14 @@ _LOOK = 1e-3  # seconds between two looks for a member that hasn't started yet
 
 
 class SlowLink(Carrier):
-    """A link with `alpha` seconds of latency and `bandwidth` bytes per second in each direction. See `slow_link`.
+    """A link with `alpha` seconds of latency and `bandwidth` bytes per second in each direction. See `slow_link`."""
 
-    now, sleep    the clock, in seconds. All ranks must use the same one
-    """
-
-    def __init__(
-        self, alpha: float = 0.0, bandwidth: float = math.inf, *,
-        now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+    def __init__(self, alpha: float = 0.0, bandwidth: float = math.inf) -> None:
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha={alpha} seconds: a latency is at least 0 and finite")
         if not bandwidth > 0:
             raise ValueError(f"bandwidth={bandwidth} bytes per second: it has to be more than 0")
-        self.alpha, self.bandwidth, self.now, self.sleep = alpha, bandwidth, now, sleep
+        self.alpha, self.bandwidth = alpha, bandwidth
         self._latest: dict[str, _Transfer] = {}  # by channel
 
     @property
@@ -138,15 +132,15 @@ class _Transfer:
         """Sleep until the operation is completed."""
         while (arrival := self.arrival()) is None:
             outside = [rank for rank in self._members if self._is_outside(rank)]
-            self.link.sleep(_LOOK)
+            time.sleep(_LOOK)
             for rank in outside:
                 if self._start_on(rank) is None:
                     raise RuntimeError(
                         f"rank {rank} has entered {self._name} outside of slow_link: "
                         "all members of a group have to use it for the same operations"
                     )
-        if (left := arrival - self.link.now()) > 0:
-            self.link.sleep(left)
+        if (left := arrival - time.monotonic()) > 0:
+            time.sleep(left)
 
     def _is_outside(self, rank: int) -> bool:
         count = self._board.count(rank, self._channel)
@@ -163,7 +157,7 @@ class _SlowWork(Carried):
 
     def is_completed(self) -> bool:
         arrival = self._transfer.arrival()
-        return arrival is not None and self._transfer.link.now() >= arrival and bool(self.work.is_completed())
+        return arrival is not None and time.monotonic() >= arrival and bool(self.work.is_completed())
 
 
 def _board() -> Board:
@@ -185,19 +179,13 @@ def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowL
     another slow_link, and if a group has more than 128 operations in flight on a rank. Raises NotImplementedError for a
     receive from any rank and for functional collectives. What DistributedDataParallel sends isn't delayed.
     """
-    with on_link(SlowLink(alpha, bandwidth)) as link:
-        yield link
-
-
-@contextmanager
-def on_link(link: SlowLink) -> Iterator[SlowLink]:
-    """Context manager for a link that exists already, such as one with another clock."""
+    link = SlowLink(alpha, bandwidth)
     board, recorder = _board(), hooks.active
     assert recorder is not None  # the board is its own
     if recorder.on_enter is not None:
         raise RuntimeError("this rank is in a slow_link already")
     rank = recorder.rank
-    recorder.on_enter = lambda channel, number: board.note_start(rank, channel, number, link.now())
+    recorder.on_enter = lambda channel, number: board.note_start(rank, channel, number, time.monotonic())
     try:
         with hooks.carried_by(link):
             yield link
