@@ -41,15 +41,6 @@ def test_bytes_that_are_no_text_do_no_harm() -> None:
     assert all(text.endswith(" ok") for text in output.texts())
 
 
-def test_100_000_lines_neither_hang_nor_get_lost() -> None:
-    def flood() -> None:
-        for i in range(100_000):
-            print(i)
-
-    results = tplab.launch(flood, 2)
-    assert [len(text.splitlines()) for text in results.output] == [100_000, 100_000]
-
-
 def test_very_long_output_keeps_head_and_tail() -> None:
     output = Output(1)
     for i in range(60_000):

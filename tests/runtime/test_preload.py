@@ -89,6 +89,13 @@ def test_a_module_that_cannot_be_imported_does_no_harm_and_is_not_tried_again(so
     assert len(wanted) == 0
 
 
+def test_a_learners_own_file_with_the_name_of_an_installed_module_is_not_imported(module, monkeypatch) -> None:
+    name = module("")
+    monkeypatch.setattr(preload, "_INSTALLED", (os.path.dirname(os.__file__),))
+    wants(name).import_next()
+    assert name not in sys.modules
+
+
 def test_what_came_with_another_module_is_not_imported_again(module) -> None:
     first, second = module("import also_to_be_preloaded"), module("", name="also_to_be_preloaded")
     wanted = wants(first, second)
