@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tplab.runtime.board import DEFAULT_GROUP
+from tplab.runtime.failures import RUNTIME, TPLAB
 
 _DEPRECATED = typing_extensions.deprecated.__call__.__code__.co_filename  # torch wraps functions with this decorator
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_RUNTIME = os.path.dirname(__file__) + os.sep
-_TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 @cache
@@ -74,9 +73,9 @@ _whose: dict[int, tuple[int, CodeType]] = {}  # by id of the code, which the val
 
 def _find_out(code: CodeType) -> tuple[int, CodeType]:
     file = code.co_filename
-    if not file.startswith((_TORCH, _TPLAB, _DEPRECATED, "<")):
+    if not file.startswith((_TORCH, TPLAB, _DEPRECATED, "<")):
         whose = _LEARNERS
-    elif file.startswith(_TPLAB) and not file.startswith(_RUNTIME):
+    elif file.startswith(TPLAB) and not file.startswith(RUNTIME):
         whose = _LAYERS
     else:
         whose = _MACHINERY

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from tplab.runtime import hooks, preload, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
-from tplab.runtime.failures import Frames, is_installed, is_standard_library
+from tplab.runtime.failures import RUNTIME, TPLAB, Frames, is_installed, is_standard_library
 from tplab.runtime.hooks import set_default_timeout
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.streams import StreamWatch
@@ -175,7 +175,7 @@ def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, 
     frames = [
         (frame.filename, frame.lineno or 0, frame.name)
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_RUNTIME)
+        if not frame.filename.startswith(RUNTIME)
     ]
     text = "".join(traceback.format_exception_only(type(error), error))
     if isinstance(error, BaseExceptionGroup):
@@ -197,8 +197,6 @@ def _describe_part(error: BaseException, number: int) -> str:
 # wait for another thread without a time limit, as in `join()`.
 
 _WAITS_FOR_A_THREAD = ("threading.py", "queue.py", os.path.join("concurrent", "futures", "_base.py"))
-_RUNTIME = os.path.dirname(__file__) + os.sep
-_TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NO_LIMIT = (None, -1)
 _serving: set[int] = set()  # ids of the threads that only carry out what other threads have begun
 
@@ -239,6 +237,6 @@ def _can_act(stack: list[FrameType], is_main: bool) -> bool:
 
 def _is_learners(file: str) -> bool:
     """Return True for the learner's files and for tplab's, except for those in its runtime."""
-    if file.startswith(("<", _RUNTIME)):
+    if file.startswith(("<", RUNTIME)):
         return False
-    return file.startswith(_TPLAB) or not is_installed(file)
+    return file.startswith(TPLAB) or not is_installed(file)

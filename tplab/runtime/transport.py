@@ -9,11 +9,13 @@ autograd graph arrives detached, because the graph isn't sent.
 
 import functools
 import importlib
+import inspect
 import io
 import mmap
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -158,26 +160,14 @@ def _parts(value: object, name: str) -> Iterator[tuple[str, object]]:
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the closure variables, global variables and default values that a function uses, each with its name."""
+    """Yield the variables and default values that a function uses, each with its name."""
     of = f"of {function.__name__}" if function.__name__ != "<lambda>" else "of the lambda"
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f"the variable {name} that the body {of} uses", cell.cell_contents
-        except ValueError:  # the variable hasn't been assigned yet
-            continue
-    for name in _globals_of(function):
-        yield f"the global variable {name} that the body {of} uses", function.__globals__[name]
+    with suppress(ValueError):  # a variable hasn't been assigned yet
+        found = inspect.getclosurevars(function)
+        for name, value in {**found.globals, **found.nonlocals}.items():
+            yield f"the variable {name} that the body {of} uses", value
     for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
         yield f"a default value {of}", part
-
-
-def _globals_of(function: FunctionType) -> list[str]:
-    codes, names = [function.__code__], list[str]()
-    while codes:
-        code = codes.pop()
-        names += [name for name in code.co_names if name in function.__globals__ and name not in names]
-        codes += [constant for constant in code.co_consts if isinstance(constant, type(code))]
-    return names
 
 
 # The file that tells the ranks what to run: | size of the settings | settings | function and arguments |
