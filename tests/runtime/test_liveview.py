@@ -16,7 +16,7 @@ from tests.runtime.kernel import Cell, Notebook, notebook
 from tests.runtime.page import Page
 from tplab.runtime import liveview, watch
 from tplab.runtime.board import Entry
-from tplab.runtime.liveview import WIDGET_VIEW, LiveView, Now, look, to_html, to_line
+from tplab.runtime.liveview import WIDGET_VIEW, LiveView, Now, StatusLine, WidgetView, look, to_html, to_line
 
 
 def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:
@@ -204,20 +204,20 @@ def test_a_terminal_has_a_status_line_that_makes_room_and_goes(monkeypatch: pyte
 
 SESSION, COLAB = {"JPY_SESSION_NAME": "chapters/04_parallel_linear.ipynb"}, {"google.colab": ModuleType("google.colab")}
 # fmt: off
-PLACES = {  # stderr, environment variables, IPython's kernel, other modules, and where a view is shown
-    "a terminal":                       (Terminal,    {"TERM": "xterm"}, None, {},    "terminal"),
-    "a dumb terminal":                  (Terminal,    {"TERM": "dumb"},  None, {},    "nowhere"),
-    "a pipe":                           (io.StringIO, {"TERM": "xterm"}, None, {},    "nowhere"),
-    "JupyterLab":                       (io.StringIO, SESSION,           7,    {},    "page"),
-    "nbclient, nbval and VS Code":      (io.StringIO, {},                7,    {},    "nowhere"),
-    "Colab, which has no such widgets": (io.StringIO, SESSION,           7,    COLAB, "nowhere"),
+PLACES = {  # stderr, environment variables, IPython's kernel, other modules, and the view
+    "a terminal":                       (Terminal,    {"TERM": "xterm"}, None, {},    StatusLine),
+    "a dumb terminal":                  (Terminal,    {"TERM": "dumb"},  None, {},    LiveView),
+    "a pipe":                           (io.StringIO, {"TERM": "xterm"}, None, {},    LiveView),
+    "JupyterLab":                       (io.StringIO, SESSION,           7,    {},    WidgetView),
+    "nbclient, nbval and VS Code":      (io.StringIO, {},                7,    {},    LiveView),
+    "Colab, which has no such widgets": (io.StringIO, SESSION,           7,    COLAB, LiveView),
 }
 # fmt: on
 
 
-@pytest.mark.parametrize(("stderr", "variables", "kernel", "modules", "where"), PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(("stderr", "variables", "kernel", "modules", "view"), PLACES.values(), ids=PLACES)
 def test_a_view_is_shown_on_a_page_and_in_a_terminal_and_nowhere_else(
-    stderr, variables, kernel, modules, where, monkeypatch: pytest.MonkeyPatch
+    stderr, variables, kernel, modules, view, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stderr())
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
@@ -226,7 +226,7 @@ def test_a_view_is_shown_on_a_page_and_in_a_terminal_and_nowhere_else(
     shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=kernel))
     for name, module in ({"IPython": shell} | modules).items():
         monkeypatch.setitem(sys.modules, name, module)
-    assert liveview.place() == where
+    assert type(liveview.live_view(board([], {}), list)) is view
 
 
 # In a notebook

@@ -19,20 +19,19 @@ from tplab.runtime.recorder import Recorder
 
 Active = Callable[[], Recorder | None]  # returns the recorder of this thread's collectives, if there is one
 
-# functional operator: (kind of collective, whether the message is group-size times as large as the input)
-_FUNCTIONAL: dict[str, tuple[str, bool]] = {
-    "all_reduce": ("all_reduce", False),
-    "all_reduce_": ("all_reduce", False),
-    "all_reduce_coalesced": ("all_reduce", False),
-    "all_reduce_coalesced_": ("all_reduce", False),
-    "all_gather_into_tensor": ("all_gather", True),
-    "all_gather_into_tensor_out": ("all_gather", True),
-    "all_gather_into_tensor_coalesced": ("all_gather", True),
-    "reduce_scatter_tensor": ("reduce_scatter", False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
-    "all_to_all_single": ("all_to_all", False),
-    "broadcast": ("broadcast", False),
-    "broadcast_": ("broadcast", False),
+_KINDS = {  # functional operator: kind of collective
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
 }
 
 
@@ -42,7 +41,7 @@ def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _wrap_functional(name: str, active: Active) -> Callable[..., Any]:
-    kind, whole = _FUNCTIONAL[name]
+    kind = _KINDS[name]
     operator = getattr(torch.ops._c10d_functional, name).default
     names = [argument.name for argument in operator._schema.arguments]
 
@@ -54,8 +53,7 @@ def _wrap_functional(name: str, active: Active) -> Callable[..., Any]:
         group = distributed_c10d._resolve_process_group(given["group_name"])
         carriers.pass_by(kind)
         op = given["reduce_op"].lower() if "reduce_op" in given else None
-        factor = group.size() if whole else 1
-        entered = recorder.enter_collective(group, kind, flat(args[0]), factor, op, given.get("src"))
+        entered = recorder.enter_collective(group, kind, flat(args[0]), op, given.get("src"))
         outputs = _torchs_own(operator, *args, **kwargs)  # it calls the backend from C++
         recorder.functional_started(entered, flat(outputs))
         return outputs
@@ -85,7 +83,7 @@ def install(active: Active) -> None:
     global _library
     _library = torch.library.Library("_c10d_functional", "IMPL")
     for key in ("CPU", "CUDA"):
-        for name in _FUNCTIONAL:
+        for name in _KINDS:
             if hasattr(torch.ops._c10d_functional, name):  # some exist only in newer versions of torch
                 _library.impl(name, _wrap_functional(name, active), key)
         _library.impl("wait_tensor", _wrap_wait_tensor(active), key)

@@ -131,36 +131,36 @@ def _op_name(options: Any) -> str | None:
     return None if op is None else _OPS.get(hash(op), "premul_sum")  # this op exists only on NCCL and takes a factor
 
 
-# method: kind, index of the argument with the input tensors, whether the message is group-size times as large
-_METHODS: dict[str, tuple[str, int | None, bool]] = {
-    "allreduce": ("all_reduce", 0, False),
-    "allreduce_coalesced": ("all_reduce", 0, False),
-    "broadcast": ("broadcast", 0, False),
-    "reduce": ("reduce", 0, False),
-    "allgather": ("all_gather", 1, True),
-    "allgather_coalesced": ("all_gather", 1, True),
-    "all_gather_single": ("all_gather", 1, True),
-    "_allgather_base": ("all_gather", 1, True),
-    "all_gather_single_coalesced": ("all_gather", 1, True),
-    "allgather_into_tensor_coalesced": ("all_gather", 1, True),
-    "gather": ("gather", 1, True),
-    "gather_single": ("gather", 1, True),
-    "gather_into_tensor": ("gather", 1, True),
-    "scatter": ("scatter", 0, True),
-    "reduce_scatter": ("reduce_scatter", 1, False),
-    "reduce_scatter_single": ("reduce_scatter", 1, False),
-    "_reduce_scatter_base": ("reduce_scatter", 1, False),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 1, False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1, False),
-    "alltoall": ("all_to_all", 1, False),
-    "all_to_all_single": ("all_to_all", 1, False),
-    "alltoall_base": ("all_to_all", 1, False),
-    "barrier": ("barrier", None, False),
+# method: kind, index of the argument with the input tensors
+_METHODS: dict[str, tuple[str, int | None]] = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
+    "_allgather_base": ("all_gather", 1),
+    "all_gather_single_coalesced": ("all_gather", 1),
+    "allgather_into_tensor_coalesced": ("all_gather", 1),
+    "gather": ("gather", 1),
+    "gather_single": ("gather", 1),
+    "gather_into_tensor": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "alltoall": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "barrier": ("barrier", None),
 }
 
 
 def _wrap_collective(name: str) -> Callable[..., Any]:
-    kind, index, whole = _METHODS[name]
+    kind, index = _METHODS[name]
     reduces, rooted = kind in _REDUCING, kind in _ROOTED
     original = getattr(ProcessGroup, name)
     if name == "allreduce":
@@ -174,8 +174,7 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
         options = kwargs.get("opts", args[-1] if args else None)
         op = _op_name(options) if reduces else None
         root = getattr(options, "rootRank", None) if rooted else None
-        factor = self.size() if whole else 1
-        entered = recorder.enter_collective(self, kind, tensors, factor, op, root)
+        entered = recorder.enter_collective(self, kind, tensors, op, root)
         return _started(recorder, entered, self, original, args, kwargs)
 
     return method

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from html import escape
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tplab.runtime.board import Board
 from tplab.runtime.diagnosis import short_name
@@ -177,21 +177,15 @@ class WidgetView(LiveView):
 
 
 def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
-    """Create the view for the current environment."""
+    """Create the view for the current environment: a notebook page, a terminal, or neither."""
 
     def see() -> list[Now]:
         return look(board, dead())
 
-    views: dict[str, type[LiveView]] = {"page": WidgetView, "terminal": StatusLine, "nowhere": LiveView}
-    return views[place()](see)
-
-
-def place() -> Literal["page", "terminal", "nowhere"]:
-    """Return where a view would currently be displayed: on a notebook page, in a terminal, or nowhere."""
     if _has_page():
-        return "page"
+        return WidgetView(see)
     terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    return "terminal" if terminal else "nowhere"
+    return StatusLine(see) if terminal else LiveView(see)
 
 
 def _has_page() -> bool:

@@ -14,8 +14,7 @@ import textwrap
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import takewhile
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -198,17 +197,6 @@ def _describe_part(error: BaseException, number: int) -> str:
 
 _WAITS_FOR_A_THREAD = ("threading.py", "queue.py", os.path.join("concurrent", "futures", "_base.py"))
 _NO_LIMIT = (None, -1)
-_serving: set[int] = set()  # ids of the threads that only carry out what other threads have begun
-
-
-@contextmanager
-def serving() -> Iterator[None]:
-    """Context manager for a thread that only serves another thread and makes no progress on its own."""
-    _serving.add(threading.get_ident())
-    try:
-        yield
-    finally:
-        _serving.discard(threading.get_ident())
 
 
 def _any_can_act(main: int, is_blocked: Callable[[int], bool]) -> bool:
@@ -220,7 +208,7 @@ def _any_can_act(main: int, is_blocked: Callable[[int], bool]) -> bool:
     return any(
         not is_blocked(thread) and _can_act([each for each, _ in traceback.walk_stack(frame)], thread == main)
         for thread, frame in sys._current_frames().items()
-        if thread != threading.get_ident() and thread not in _serving
+        if thread != threading.get_ident()
     )
 
 

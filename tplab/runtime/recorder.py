@@ -31,6 +31,7 @@ from tplab.runtime.naming import (
 from tplab.runtime.records import Collective, Transfer
 from tplab.runtime.streams import StreamWaits, StreamWatch
 
+_OF_ALL_RANKS = ("all_gather", "gather", "scatter")  # their messages consist of the tensors of all ranks
 _MOST_KNOWN = 4096  # a limit is needed because shapes may differ each time
 
 
@@ -119,9 +120,9 @@ class Recorder:
     # Entering and leaving
 
     def enter_collective(
-        self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], factor: int, op: str | None, root: int | None,
-    ) -> _Entered:  # fmt: skip
-        """Enter a collective of `group`. The message size is `factor` times the size of `tensors` in bytes."""
+        self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], op: str | None, root: int | None
+    ) -> _Entered:
+        """Enter a collective of `group`. `root` is a rank within the group."""
         name = group.group_name
         frame = caller()
         key = (name, kind, op, root, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
@@ -130,7 +131,7 @@ class Recorder:
             members = self.groups.members_of(group)
             peer = None if root is None else members[root]
             signature = signature_of(kind, tensors, op, peer)
-            known = self._know(key, name, kind, members, tensors, factor, op, peer, signature, frame, group)
+            known = self._know(key, name, kind, members, tensors, op, peer, signature, frame, group)
         return self._calls_backend(self._enter(name, known))
 
     def enter_call(
@@ -165,7 +166,7 @@ class Recorder:
         known = self._known.get(key)
         if known is None:
             pair = members if other is None else (sender, receiver)
-            known = self._know(key, channel, kind, pair, tensors, 1, None, other, describe(tensors), frame)
+            known = self._know(key, channel, kind, pair, tensors, None, other, describe(tensors), frame)
         entered = self._enter(channel, known)
         if other is None:
             entered.tag = tag
@@ -173,14 +174,15 @@ class Recorder:
 
     def _know(
         self, key: tuple[Any, ...], channel: str, kind: str, members: tuple[Any, ...], tensors: Sequence[Tensor],
-        factor: int, op: str | None, peer: int | None, signature: str, frame: FrameType | None,
-        group: ProcessGroup | None = None,
+        op: str | None, peer: int | None, signature: str, frame: FrameType | None, group: ProcessGroup | None = None,
     ) -> _Known:  # fmt: skip
         for tensor in tensors:
             if not tensor.is_contiguous() and not is_one_block(tensor):
                 raise ValueError(not_one_block(kind, tensor))
         where = place_of(frame)
-        size = factor * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if kind in _OF_ALL_RANKS:
+            size *= len(members)
         first = tensors[0] if tensors else None
         shape = () if first is None else tuple(first.shape)
         dtype = "" if first is None else dtype_name(first.dtype)
