@@ -69,8 +69,7 @@ def _wrap_wait_tensor(active: Active) -> Callable[[Tensor], Tensor]:
         entered = recorder.of_functional(tensor) if recorder is not None else None
         if recorder is None or entered is None:
             return _torchs_own(operator, tensor)
-        with recorder.waiting_for(entered):
-            return _torchs_own(operator, tensor)
+        return recorder.wait_for(entered, lambda: _torchs_own(operator, tensor))
 
     return wait_tensor
 

@@ -248,11 +248,14 @@ def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         entered = recorder.pending.get(self)
         if entered is None:
             return original(self, *args, **kwargs)
-        with recorder.waiting_for(entered):
+
+        def wait_for_it() -> Any:
             result = original(self, *args, **kwargs)
             if entered.tag is not None:
                 recorder.came_from(entered, self._source_rank())
-        return result
+            return result
+
+        return recorder.wait_for(entered, wait_for_it)
 
     return wait
 
@@ -294,8 +297,7 @@ def _wrap_new_group(original: Callable[..., Any]) -> Callable[..., Any]:
         entered = recorder.enter_call(NEW_GROUP, channel, signature, members, others)
         if recorder.rank not in members:  # torch returns a placeholder immediately
             return original(ranks, *args, **kwargs)
-        with recorder.blocked_in(entered):
-            group = original(ranks, *args, **kwargs)
+        group = recorder.blocked_in(entered, lambda: original(ranks, *args, **kwargs))
         recorder.groups.created(group, entered.known.where)
         return group
 
@@ -312,8 +314,7 @@ def _wrap_joint_call(name: str) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         members = tuple(dist.get_process_group_ranks(self))
         entered = recorder.enter_call(name, self.group_name, "", members, members, self)
-        with recorder.blocked_in(entered):
-            result = original(self, *args, **kwargs)
+        result = recorder.blocked_in(entered, lambda: original(self, *args, **kwargs))
         recorder.groups.created(result, entered.known.where)  # a barrier returns nothing
         return result
 

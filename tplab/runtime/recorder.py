@@ -7,8 +7,7 @@ another rank, or a tensor whose elements aren't one block of memory. `hooks` cal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -243,32 +242,29 @@ class Recorder:
         if entered.end is None:
             entered.end = time.monotonic()
 
-    @contextmanager
-    def waiting_for(self, entered: _Entered) -> Iterator[None]:
-        """Context manager in which this thread waits for the collective. On a GPU, the stream may wait for longer."""
+    def wait_for(self, entered: _Entered, wait: Callable[[], Any]) -> Any:
+        """Return `wait()`, which waits for the collective. On a GPU, the stream may wait for longer."""
         since = time.monotonic()
         if self.stream is not None:
             entered.mark = self.stream.mark()
-        with self.blocked_in(entered):
-            yield
-            self._stream_goes_on(entered)
-            self._stream_waits_for(entered)
+        result = self.blocked_in(entered, wait)
+        self._stream_goes_on(entered)
+        self._stream_waits_for(entered)
         entered.waited += time.monotonic() - since
         self.completed(entered)
+        return result
 
-    @contextmanager
-    def blocked_in(self, entered: _Entered) -> Iterator[None]:
-        """Context manager for a call that returns only once the other ranks have joined it. The board shows the wait.
+    def blocked_in(self, entered: _Entered, call: Callable[[], Any]) -> Any:
+        """Return `call()`, which returns only once the other ranks have joined. The board shows the wait.
 
         After a lost connection, the board keeps showing it.
         """
         if self.board is None:
-            yield
-            return
+            return call()
         wait = self.board.begin_wait(self.rank, entered.known.call, entered.number)
         self._blocked.add(threading.get_ident())
         try:
-            yield
+            return call()
         except BaseException as error:
             if lost_connection(str(error)):
                 wait = None
