@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from playwright.sync_api import BrowserContext, Locator, Request, sync_playwright
+from playwright.sync_api import BrowserContext, Locator, Page, Request, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from tests import ROOT
@@ -319,3 +319,34 @@ class NotebookPage:
             self.screenshot(written[-1])
             top += size[1]
         return written
+
+
+_CONTRASTS = """([texts, without]) => {
+    const channels = color => (color.match(/[\\d.]+/g) || []).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+        .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const behind = element => {
+        for (; element; element = element.parentElement) {
+            const color = channels(getComputedStyle(element).backgroundColor);
+            if (color.length === 3 || color[3] > 0.9) return color;
+        }
+        return [255, 255, 255];
+    };
+    const found = [];
+    for (const element of document.querySelectorAll(texts)) {
+        const own = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.textContent.trim()).join("");
+        if (!own || !element.checkVisibility() || (without && element.closest(without))) continue;
+        const [a, b] = [light(channels(getComputedStyle(element).color)), light(behind(element))];
+        found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), own.slice(0, 60)]);
+    }
+    return found;
+}"""
+
+
+def contrasts(page: Page, texts: str, without: str = "") -> list[tuple[float, str]]:
+    """The contrast (WCAG 2.2) of each text in these elements with what lies behind it, and the text.
+
+    texts, without    CSS selectors: the elements, and those whose inside is left out
+    """
+    return [(contrast, text) for contrast, text in page.evaluate(_CONTRASTS, [texts, without])]

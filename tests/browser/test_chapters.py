@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Locator
 
 from tests import ROOT
-from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
+from tests.browser.lab import NotebookPage, browser, chromium_path, contrasts, lab_server
 from tplab.course.grade.needs import ids_with_needs
 from tplab.course.notebooks.numbering import chapter_files
 
@@ -32,29 +32,6 @@ def in_process(number: int) -> pytest.MarkDecorator:
     """Each third of the tests runs in a process of its own, with its own server."""
     return pytest.mark.xdist_group(f"chapters in the browser, {number % 3}")
 
-
-# For every piece of text in an output: its contrast with what lies behind it
-CONTRASTS = """() => {
-    const channels = color => (color.match(/[\\d.]+/g) || []).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-        .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    const behind = element => {
-        for (; element; element = element.parentElement) {
-            const color = channels(getComputedStyle(element).backgroundColor);
-            if (color.length === 3 || color[3] > 0.9) return color;
-        }
-        return [255, 255, 255];
-    };
-    const found = [];
-    for (const element of document.querySelectorAll(".jp-OutputArea-output *, .jp-MarkdownOutput *")) {
-        const own = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.textContent.trim()).join("");
-        if (!own || !element.checkVisibility() || element.closest("mjx-container, svg")) continue;
-        const [a, b] = [light(channels(getComputedStyle(element).color)), light(behind(element))];
-        found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), own.slice(0, 60)]);
-    }
-    return found;
-}"""
 
 # Elements such as "img, table" that stick out of their cell to the right: what they are, and how far they do
 TOO_WIDE = """elements => [...document.querySelectorAll(`.jp-OutputArea-output :is(${elements})`)]
@@ -140,7 +117,7 @@ def choose_another(page: NotebookPage, knob: Locator) -> None:
 
 
 def unreadable(page: NotebookPage) -> list[str]:
-    found = page.page.evaluate(CONTRASTS)
+    found = contrasts(page.page, ".jp-OutputArea-output *, .jp-MarkdownOutput *", without="mjx-container, svg")
     assert len(found) > 50, "there was nothing to read"
     return [f"{text!r} has contrast {contrast:.1f}" for contrast, text in found if contrast < READABLE]
 

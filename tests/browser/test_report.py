@@ -5,31 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.lab import browser, chromium_path
+from tests.browser.lab import browser, chromium_path, contrasts
 from tests.capstone.made_up import MEASURED, SETTINGS, write_run
 from tplab.capstone.report import write_report
 
 WIDTHS = (1280, 900, 390)
-
-# The smallest contrast of a text with the background behind it, and that text (WCAG 2.2, "contrast ratio")
-SMALLEST = """() => {
-  const channels = (color) => color.match(/[\\d.]+/g).map(Number).slice(0, 3);
-  const light = (color) => channels(color).map((part) => part / 255)
-    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, part, k) => sum + part * [0.2126, 0.7152, 0.0722][k], 0);
-  let found = [99, ""];
-  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    if (!texts.currentNode.data.trim()) continue;
-    let element = texts.currentNode.parentElement;
-    const color = getComputedStyle(element).color;
-    while (/rgba\\(0, 0, 0, 0\\)/.test(getComputedStyle(element).backgroundColor)) element = element.parentElement;
-    const [one, other] = [light(color), light(getComputedStyle(element).backgroundColor)];
-    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
-    if (ratio < found[0]) found = [ratio, texts.currentNode.data];
-  }
-  return found;
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -52,5 +32,5 @@ def test_nothing_is_wider_than_the_page_and_texts_stand_out(report: Path) -> Non
                 widest = page.evaluate("Math.max(...[...document.querySelectorAll('body *')].map((element) => "
                                        "element.getBoundingClientRect().right))")  # fmt: skip
                 assert widest <= width, (theme, width)
-            contrast, text = page.evaluate(SMALLEST)
+            contrast, text = min(contrasts(page, "main *"))
             assert contrast >= 4.5, (theme, text)

@@ -50,13 +50,15 @@ class Messages:
 
     @staticmethod
     def _carry(message: Message) -> None:
-        from tplab.runtime import threads  # here, because the emulation starts before anything else is imported
+        from tplab.runtime import hooks  # here, because the emulation starts before anything else is imported
 
+        blocked = hooks.active._blocked if hooks.active is not None else set()
+        blocked.add(threading.get_ident())  # as NCCL's own threads, it doesn't count as one that could end a deadlock
         try:
-            with threads.serving():  # as NCCL's own threads, it doesn't count as one that could end a deadlock
-                on_the_cpu(message.work)
+            on_the_cpu(message.work)
         except Exception as error:  # it is raised where the program waits for the message
             message.error = error
+        blocked.discard(threading.get_ident())
         message.arrived.set()
 
     def wait(self, work: Any) -> bool:

@@ -22,33 +22,29 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "backend", "world_size", "share", "expected"),
+    ("gpus", "nccl", "backend", "world_size", "share", "expected"),
     [
-        (0, "auto", 2, False, ("gloo", 0)),
-        (1, "auto", 2, False, ("gloo", 0)),
-        (2, "auto", 2, False, ("gloo", 0)),
-        (7, "auto", 1, False, ("gloo", 0)),
-        (8, "auto", 1, False, ("nccl", 1)),
-        (2, "nccl", 2, False, ("nccl", 2)),
-        (8, "auto", 4, False, ("nccl", 4)),
-        (8, "gloo", 4, False, ("gloo", 0)),
-        (1, "gloo", 4, True, ("gloo", 1)),
-        (1, "nccl", 4, True, ("nccl", 1)),
-        (1, "auto", 4, True, ("gloo", 1)),
-        (4, "auto", 4, True, ("nccl", 4)),
+        (0, True, "auto", 2, False, ("gloo", 0)),
+        (1, True, "auto", 2, False, ("gloo", 0)),
+        (2, True, "auto", 2, False, ("gloo", 0)),
+        (7, True, "auto", 1, False, ("gloo", 0)),
+        (8, True, "auto", 1, False, ("nccl", 1)),
+        (2, True, "nccl", 2, False, ("nccl", 2)),
+        (8, True, "auto", 4, False, ("nccl", 4)),
+        (8, True, "gloo", 4, False, ("gloo", 0)),
+        (1, True, "gloo", 4, True, ("gloo", 1)),
+        (1, True, "nccl", 4, True, ("nccl", 1)),
+        (1, True, "auto", 4, True, ("gloo", 1)),
+        (4, True, "auto", 4, True, ("nccl", 4)),
+        (4, False, "auto", 4, False, ("gloo", 0)),
+        (4, False, "auto", 4, True, ("gloo", 4)),
     ],
 )
 def test_ranks_compute_on_gpus_of_their_own_unless_they_may_share(
-    gpus: int, backend: str, world_size: int, share: bool, expected: tuple[str, int], machine
+    gpus: int, nccl: bool, backend: str, world_size: int, share: bool, expected: tuple[str, int], machine
 ) -> None:
-    machine(gpus)
+    machine(gpus, nccl)
     assert devices.choose(backend, world_size, share) == expected
-
-
-def test_gpus_that_nccl_cannot_use_can_be_shared_over_gloo(machine) -> None:
-    machine(4, nccl=False)
-    assert devices.choose("auto", 4) == ("gloo", 0)
-    assert devices.choose("auto", 4, share_gpus=True) == ("gloo", 4)
 
 
 NCCL, SHARED = {"TPLAB_BACKEND": "nccl"}, {"TPLAB_BACKEND": "nccl", "TPLAB_SHARE_GPUS": "1"}
@@ -139,12 +135,14 @@ def test_under_torchrun_all_ranks_agree_on_a_backend(
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
 
-    def start_both() -> None:
+    def start_both(attempt: str) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
         with ThreadPoolExecutor(1) as other_rank:
-            other_rank.submit(torchrun.roll_call, store, 1, 2, theirs)
+            other_rank.submit(torchrun.exchange, dist.PrefixStore(f"attempt {attempt}", store), 1, 2, theirs)
             torchrun._init_process_group()
 
-    start_both()
+    store.set("attempt 0/tplab/1", "what a rank of the first attempt wrote")
+    start_both("1")
     assert started["name"] == backend
     assert started["device_id"] == (torch.device("cuda", 0) if backend == "nccl" else None)
     assert started["timeout"] == torchrun.LOST_AFTER
@@ -154,4 +152,4 @@ def test_under_torchrun_all_ranks_agree_on_a_backend(
     monkeypatch.setenv("TPLAB_BACKEND", "nccl")
     if backend == "gloo":
         with pytest.raises(ValueError, match="TPLAB_BACKEND is nccl, but not every rank has its own GPU"):
-            start_both()
+            start_both("2")

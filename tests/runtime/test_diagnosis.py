@@ -31,8 +31,7 @@ def boards() -> list[Board]:
 
 def enter(boards: list[Board], rank: int, entry: Entry, wait: bool = True) -> None:
     call = Call(
-        entry.channel, entry.kind, entry.signature, entry.members, entry.where, entry.peer, entry.group_number,
-        entry.created,
+        entry.channel, entry.kind, entry.signature, entry.members, entry.where, entry.peer, entry.created,
     )  # fmt: skip
     boards[rank].write(rank, call, entry.number)
     if wait:
@@ -94,34 +93,6 @@ def test_a_message_that_was_never_sent_is_not_called_lost(boards: list[Board]) -
     assert explain(states).startswith("rank 0 never sends to rank 1 (message #1)")
 
 
-def key(rank: int) -> Entry:
-    """A wait for a key. Its number is 0, because any of the other ranks may set it."""
-    return Entry(f"store {rank}", 0, "store.wait", "key 'ready'", WORLD, "train.py:5:step")
-
-
-# fmt: off
-KEYS = {  # what ranks wait in, which have returned, and which can never go on once all that is settled
-    "while another rank computes":        ({0: key(0), 1: all_reduce(1)},                 [],     []),
-    "while the others wait for that rank": ({0: key(0), 1: all_reduce(1), 2: all_reduce(1)}, [],  [0, 1, 2]),
-    "after the others have returned":     ({0: key(0)},                                   [1, 2], [0]),
-    "all of them":                        ({0: key(0), 1: key(1), 2: key(2)},             [],     [0, 1, 2]),
-    "while one waits for a computing one": ({0: key(0), 1: receive(1, 2)},                [],     []),
-}
-# fmt: on
-
-
-@pytest.mark.parametrize(("waits", "returned", "stuck"), KEYS.values(), ids=KEYS)
-def test_a_rank_that_waits_for_a_key_is_stuck_if_no_other_can_set_it(waits, returned, stuck, boards) -> None:
-    for rank, entry in waits.items():
-        enter(boards, rank, entry)
-    for rank in returned:
-        boards[0].set_state(rank, "returned")
-    states = snapshot(boards[0])
-    assert deadlocked(states) == stuck
-    assert deadlocked(states, settled=False) == []  # the key may just have been set
-    assert "rank 0 is waiting in store.wait for key 'ready'" in explain(states)
-
-
 def test_entries_that_were_overwritten_still_count(boards: list[Board]) -> None:
     for number in range(1, 10 * SLOTS):
         for rank in WORLD:
@@ -142,9 +113,9 @@ def test_more_channels_than_the_board_counts_are_never_called_a_deadlock(boards:
 
 def test_a_long_call_site_does_not_spoil_the_entry(boards: list[Board]) -> None:
     long = "/a/very/long/folder" * 30
-    entry = Entry("group", 1, "barrier", "", WORLD, f"{long}.py:12:step", -1, 2, f"{long}.py:3:made")
+    entry = Entry("group", 1, "barrier", "", WORLD, f"{long}.py:12:step", -1, f"{long}.py:3:made")
     enter(boards, 0, entry)
     (found,) = boards[1].waits(0)
     assert (found.kind, found.members) == ("barrier", WORLD)
     assert found.where.endswith(":12:step")
-    assert (found.group_number, found.created[-10:]) == (2, ".py:3:made")
+    assert found.created.endswith(".py:3:made")

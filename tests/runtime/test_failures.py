@@ -19,7 +19,6 @@ from torch.distributed import _functional_collectives as functional
 
 import tplab
 from tplab.runtime import watch
-from tplab.runtime.naming import signature_of
 
 
 def fails(program: Callable[[], object], p: int = 2, timeout: float = 60.0) -> tplab.RankError:
@@ -200,23 +199,6 @@ def test_a_difference_between_the_ranks_is_named(program: Callable[[int], object
     assert [words for words in says if words not in str(error)] == []
 
 
-def test_dtype_operation_and_root_are_part_of_what_is_compared() -> None:
-    two = [ones(2)]
-    signatures = [
-        signature_of("all_reduce", two, "sum", None), signature_of("all_reduce", [ones(2).double()], "sum", None),
-        signature_of("all_reduce", two, "max", None), signature_of("broadcast", two, None, 0),
-        signature_of("broadcast", two, None, 1),
-    ]  # fmt: skip
-    expected = [
-        "[2] float32, sum",
-        "[2] float64, sum",
-        "[2] float32, max",
-        "[2] float32, root 0",
-        "[2] float32, root 1",
-    ]
-    assert signatures == expected
-
-
 # What would end in silence, or in a crash
 
 
@@ -241,7 +223,7 @@ def test_ranks_that_move_while_they_are_looked_at_are_not_called_deadlocked(monk
     seen = iter([0, 0])  # nothing moves, then, while the ranks are read one after another, something does
 
     monkeypatch.setattr(watch, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(watch, "deadlocked", lambda states, can_act=(), settled=True: [0, 1])
+    monkeypatch.setattr(watch, "deadlocked", lambda states, can_act=(): [0, 1])
     monkeypatch.setattr(watch.Watch, "_progress", lambda self: next(seen, object()))
     assert tplab.launch(lambda: time.sleep(0.5), 2) == [None, None]
     assert next(seen, None) is None

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
-from tplab.runtime import devices, inside
+from tplab.runtime import devices
+from tplab.runtime.forkserver import is_rank
 
 
 def rank_and_sum(start: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -89,74 +90,6 @@ def test_what_a_notebook_defines_travels_with_closures_and_keyword_arguments() -
     assert {name: [found[name] for _, found in results] for name in programs} == {
         name: expected for name, (_, expected) in NOTEBOOKS.items()
     }
-
-
-CELLS = {  # two cells of a notebook, and the files that IPython pretends to compile them from
-    "ipykernel_1/11.py": """
-import functools
-
-def counted(function):
-    @functools.wraps(function)
-    def counting(*args):
-        counting.calls += 1
-        return function(*args)
-    counting.calls = 0
-    return counting
-""",
-    "ipykernel_1/22.py": """
-import asyncio, sys, traceback
-
-def fail(*_):
-    raise KeyError("here")
-
-class Layer:
-    bias = property(fail)
-    scale = staticmethod(lambda: fail())
-    def forward(self):
-        class Inner:
-            def __getitem__(self, index):
-                return [fail() for _ in range(index)]
-        return Inner()[2]
-    @classmethod
-    @counted
-    def build(cls):
-        yield from (fail() for _ in range(2))
-
-def closure(depth):
-    return (lambda: fail()) if depth == 0 else (lambda: closure(depth - 1)())
-
-async def waits():
-    fail()
-
-def with_default(run=lambda: fail()):
-    run()
-
-def program():
-    runs = (
-        fail, counted(fail), closure(2), with_default, Layer().forward, Layer.scale,
-        lambda: Layer().bias, lambda: list(Layer.build()), lambda: asyncio.run(waits()), lambda: exec("fail()"),
-    )
-    told = []
-    for run in runs:
-        try:
-            run()
-        except KeyError as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            told.append([(frame.filename, frame.lineno, frame.name) for frame in frames])
-    return told
-""",
-}
-
-
-def test_all_code_of_a_notebook_keeps_its_file_and_lines() -> None:
-    """cloudpickle 3.1.3 leaves out the names of files. The right tracebacks are those of a run in this process."""
-    notebook: dict[str, Any] = {"__name__": "__main__"}
-    for file, source in CELLS.items():
-        exec(compile(source, file, "exec"), notebook)
-    expected = notebook["program"]()
-    assert len(expected) == 10
-    assert {file for frames in expected for file, _, _ in frames} >= set(CELLS)
-    assert tplab.launch(notebook["program"], 1) == [expected]
 
 
 NOTED = torch.nn.Parameter(torch.ones(2))
@@ -312,7 +245,7 @@ def test_only_a_rank_itself_is_inside_a_rank(monkeypatch: pytest.MonkeyPatch) ->
         started = subprocess.run([sys.executable, "-c", launches], capture_output=True, text=True, check=True)
         forked = os.fork()
         if not forked:
-            os._exit(int(inside.is_rank()))
+            os._exit(int(is_rank()))
         return str(caught.value), started.stdout, os.waitpid(forked, 0)[1]
 
     for name in ("TPLAB_RANK", "RANK", "LOCAL_RANK"):  # 0.2 took the first for proof

@@ -118,13 +118,9 @@ def test_the_magic_does_not_need_a_variable_that_the_cell_assigns(book: Notebook
     assert [str(kind) for kind in kinds] == re.findall("<class '.*?'>", cell.text)
 
 
-@pytest.mark.parametrize("name", ["lock", "input"])
-def test_the_magic_names_a_variable_that_the_cell_reads_and_that_cannot_be_sent(book: Notebook, name: str) -> None:
-    book.run("import threading\nlock = input = threading.Lock()")
-    assert f"['{name}'], of type lock, can't be sent" in book.run(f"%%ranks 1\n{name}").error
-    error = book.run(f"%%ranks 1\nif rank:\n    {name} = 3\n{name}").error
-    assert f"line 4, in <module>\n    {name}\n" in error
-    assert f"NameError: name '{name}' is not defined. The notebook's `{name}` can't be sent" in error
+def test_the_magic_names_a_variable_that_the_cell_reads_and_that_cannot_be_sent(book: Notebook) -> None:
+    book.run("import threading\nlock = threading.Lock()")
+    assert "['lock'], of type lock, can't be sent" in book.run("%%ranks 1\nlock").error
 
 
 def test_a_semicolon_hides_the_value_under_the_magic(book: Notebook) -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -48,20 +47,21 @@ def test_ranks_find_what_earlier_ranks_imported_but_read_a_learners_own_file_ane
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """module(source) is the name and the file of a module that is not imported yet."""
+    """module(source) is the name of an installed module that is not imported yet."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(preload, "_INSTALLED", (str(tmp_path), os.path.dirname(os.__file__)))
 
-    def write(source: str, name: str = "to_be_preloaded") -> preload.Module:
+    def write(source: str, name: str = "to_be_preloaded") -> str:
         monkeypatch.delitem(sys.modules, name, raising=False)
         (tmp_path / f"{name}.py").write_text(source)
         importlib.invalidate_caches()
-        return name, str(tmp_path / f"{name}.py")
+        return name
 
     yield write
     sys.modules.pop("to_be_preloaded", None)
 
 
-def wants(*modules: preload.Module, has_gpu: bool = False) -> preload.Wanted:
+def wants(*modules: str, has_gpu: bool = False) -> preload.Wanted:
     wanted = preload.Wanted(has_gpu)
     wanted.add(modules)
     return wanted
@@ -80,13 +80,20 @@ def test_random_numbers_are_those_of_a_process_that_did_not_import(module) -> No
 @pytest.mark.parametrize("source", ["1 / 0", "raise SystemExit", "syntax error here", "import no_such_module"])
 def test_a_module_that_cannot_be_imported_does_no_harm_and_is_not_tried_again(source: str, module) -> None:
     broken = module(source)
-    wanted = wants(broken, ("os", os.__file__), ("no_such_module", "/nowhere.py"))
+    wanted = wants(broken, "os", "no_such_module")
     assert len(wanted) == 2
     for left in (1, 0):
         wanted.import_next()
         assert len(wanted) == left
-    wanted.add([broken, ("no_such_module", "/nowhere.py")])
+    wanted.add([broken, "no_such_module"])
     assert len(wanted) == 0
+
+
+def test_a_learners_own_file_with_the_name_of_an_installed_module_is_not_imported(module, monkeypatch) -> None:
+    name = module("")
+    monkeypatch.setattr(preload, "_INSTALLED", (os.path.dirname(os.__file__),))
+    wants(name).import_next()
+    assert name not in sys.modules
 
 
 def test_what_came_with_another_module_is_not_imported_again(module) -> None:
@@ -106,20 +113,7 @@ def test_installed_modules_are_told_from_others(monkeypatch: pytest.MonkeyPatch)
         made = ModuleType(name)
         made.__file__ = file
         monkeypatch.setitem(sys.modules, name, made)
-    assert [name for name, _ in preload.imported_since(before)] == ["one", "two", "three"]
-
-
-def test_names_come_through_a_socket_in_pieces_and_end_with_it() -> None:
-    modules = [(f"module_{number}", f"/a/rather/long/path/to/the/file/of/module_{number}.py") for number in range(300)]
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(preload.pack(modules)[:-5])
-        ours.shutdown(socket.SHUT_WR)
-        assert preload.receive(theirs) == []
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(preload.pack([*modules, ("os", os.__file__)]))
-        assert preload.receive(theirs) == [*modules, ("os", os.__file__)]
+    assert preload.imported_since(before) == ["one", "two", "three"]
 
 
 ON_A_GPU = {  # what a module does -> whether it's imported on a machine with GPUs
@@ -135,8 +129,8 @@ ON_A_GPU = {  # what a module does -> whether it's imported on a machine with GP
 
 @pytest.mark.parametrize(("source", "imported"), ON_A_GPU.values(), ids=ON_A_GPU)
 def test_a_module_that_would_initialize_cuda_is_left_to_the_ranks(source: str, imported: bool, module) -> None:
-    name, file = module(source)
-    wants((name, file), has_gpu=True).import_next()
+    name = module(source)
+    wants(name, has_gpu=True).import_next()
     assert (name in sys.modules) == imported
     assert not torch.cuda.is_initialized()
 

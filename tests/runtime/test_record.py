@@ -266,18 +266,6 @@ def test_every_way_to_communicate_is_recorded_once_with_the_callers_line_and_wha
     assert (before.numel, last.numel, last.number - before.number) == (2, 4, 3)  # those that were forgotten count on
 
 
-def test_a_deadlock_in_a_section_that_is_not_kept_is_told() -> None:
-    def program() -> None:
-        with tplab.record(keep=False):
-            dist.all_reduce(torch.ones(2))
-        with tplab.record(keep=False):
-            if dist.get_rank() == 0:
-                dist.all_reduce(torch.ones(3))
-
-    with pytest.raises(tplab.Deadlock, match=r"rank 1 .*all_reduce #2"):
-        tplab.launch(program, 2)
-
-
 def test_totals_add_calls_and_bytes_of_one_rank() -> None:
     def entered(rank: int, kind: str, size: int) -> Collective:
         return Collective(rank, kind, (0, 1), 1, (size,), "float32", size * FLOAT, "sum", None, "f:1:g", 0.0, 1.0)

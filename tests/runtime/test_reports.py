@@ -1,13 +1,11 @@
 """What a report or the output contains, and what it leaves out."""
 
-import errno
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 import torch.distributed as dist
-from torch import ones
 
 import tplab
-from tplab.runtime import launcher, setup_file, transport, watch
+from tplab.runtime import watch
 from tplab.runtime.board import SLOTS, Board, Call, anonymous_file, board_bytes
 from tplab.runtime.display import as_lines
 from tplab.runtime.failures import name_cells_in
@@ -109,29 +105,7 @@ def test_what_cannot_be_sent_is_named() -> None:
         assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "operator",
-    [torch.ops, torch.ops.aten, torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default],
-    ids=str,
-)
-def test_torchs_operators_can_be_sent(operator: object) -> None:
-    assert transport.loads(transport.dumps(operator)) is operator
-
-
-def test_a_call_may_be_larger_than_one_read_or_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux transfers at most 2 GiB at a time."""
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:4096]))
-    for name in ("read", "pread", "preadv"):
-        monkeypatch.setattr(os, name, lambda *_: pytest.fail("one read might not return everything"))
-    call, file = os.urandom(100_000), anonymous_file()
-    setup_file.write(file, {"world_size": 2}, memoryview(call))
-    given, read = setup_file.read(file)
-    assert (given, bytes(read)) == ({"world_size": 2}, call)
-    os.close(file)
-
-
-# Output
+# Output, processes and files
 
 
 def test_a_program_that_closes_stdout_still_returns() -> None:
@@ -142,27 +116,6 @@ def test_a_program_that_closes_stdout_still_returns() -> None:
         return 7
 
     assert tplab.launch(program, 3) == [7, 7, 7]
-
-
-def test_a_rank_that_others_wait_for_is_named_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(watch, "BUSY_SECONDS", 0.5)
-
-    def program() -> None:
-        if dist.get_rank() == 1:
-            time.sleep(2.5)
-        dist.all_reduce(ones(2))
-
-    tplab.launch(program, 3)
-    said = [line for line in capsys.readouterr().err.splitlines() if "computing" in line]
-    assert len(said) == 1
-    assert said[0].startswith("tplab: rank 1 has been computing for ")
-    assert f"{__file__} line {program.__code__.co_firstlineno + 2} in program" in said[0]
-    assert said[0].endswith("Meanwhile, ranks 0, 2 wait in all_reduce #1 ([2] float32, sum).")
-
-
-# Processes and files
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says which signals a process ignores")
@@ -188,14 +141,6 @@ def test_a_process_in_a_session_of_its_own_ends_with_the_run() -> None:
     if psutil.pid_exists(pid):
         psutil.wait_procs([psutil.Process(pid)], timeout=30)
     assert not psutil.pid_exists(pid)
-
-
-def test_too_few_open_files_are_explained() -> None:
-    with (
-        pytest.raises(OSError, match="16 ranks need about 64 open files.*`ulimit -n 1024`"),
-        launcher._enough_files(16),
-    ):
-        raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_a_wait_keeps_its_text_while_its_slot_is_used_again() -> None:

@@ -9,8 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
 import tplab
 from tplab.memory.meter import MemoryMeter
@@ -125,25 +123,6 @@ def with_a_slow_reader():
     return [x[0].item() for x in tensors]
 
 
-def functional(way):
-    given = terms(dist.get_world_size(), 90, 110, dtype=torch.float32)
-    x = given[dist.get_rank()].clone()
-
-    def program(x):
-        return funcol.all_reduce(x, "sum", dist.group.WORLD) * 1
-
-    if way == "DTensor":
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        y, count = taken(lambda: DTensor.from_local(x, mesh, [Partial()]).redistribute(mesh, [Replicate()]).to_local())
-    else:
-        y, count = taken(lambda: (torch.compile(program, backend=way) if way != "eager" else program)(x))
-    torch.testing.assert_close(y, sum(given))
-    torch.testing.assert_close(x, given[dist.get_rank()])  # the input is unchanged
-    with tplab.record() as section:
-        program(x)
-    return count, [(call.kind, call.bytes) for call in section]
-
-
 def after_inference():
     with torch.inference_mode():
         for _ in range(2):  # once per set of slots
@@ -173,16 +152,6 @@ def compiled_with_a_graph_break():
     return [program(torch.ones(size))[-1].item() for size in (5, 6, 7, 9000, 9001)]
 
 
-def never_waited_for():
-    """A functional all-reduce that nobody waits for, and then one through gloo into the same memory."""
-    x, large = torch.ones(5000), torch.ones(LARGEST // 2)
-    torch.ops._c10d_functional.all_reduce_(large[:5000].view(-1), "sum", dist.group.WORLD.group_name)
-    y = torch.ops._c10d_functional.all_reduce_(large, "sum", dist.group.WORLD.group_name)
-    torch.ops._c10d_functional.wait_tensor(y)
-    dist.all_reduce(x)
-    return x[0].item(), large[-1].item()
-
-
 def metered():
     x = torch.ones(9000)
     with MemoryMeter() as meter:
@@ -200,7 +169,8 @@ def two_groups():
     assert share_memory(mine, LARGEST)
     x, everywhere = torch.full((6000,), float(rank)), torch.full((6000,), float(rank))
     _, count = taken(lambda: (dist.all_reduce(x, group=mine), dist.all_reduce(everywhere)))
-    return count, x[0].item(), everywhere[0].item()
+    right = 1 if rank < 2 else 5
+    return count, x[0].item() - right, everywhere[0].item()
 
 
 def on_two_machines():
@@ -233,13 +203,6 @@ def changed_and_stopped():
     return counts, x[0].item()
 
 
-def without_hooks():
-    shared_memory._hooked = False
-    with pytest.raises(RuntimeError, match="ranks that tplab.launch has started"):
-        share_memory(None, LARGEST)
-    shared_memory._hooked = True
-
-
 def saved_for_backward():
     x = torch.ones(5000, requires_grad=True)
     y = x * 3
@@ -256,18 +219,12 @@ PROGRAMS = {  # of each number of ranks: the program, its arguments, and what it
             for layout in ("slice", "transposed", "columns")
         },
         "a slow rank can still read": (with_a_slow_reader, (), [2.0 * turn for turn in range(8)]),
-        **{
-            f"functional, {way}": (functional, (way,), (1, [("all_reduce", 90 * 110 * 4)]))
-            for way in ("eager", "aot_eager", "DTensor")
-        },
         "training may follow inference": (after_inference, (), (1, 2.0)),
         "wrapped tensors and calls without options use gloo": (unusual_calls, (), (6.0, 3.0)),
         "compiled programs may break at it": (compiled_with_a_graph_break, (), [5.0] * 5),
-        "one that nobody waits for isn't taken for a later one": (never_waited_for, (), (2.0, 2.0)),
         "a meter counts the tensors and not the slots": (metered, (), 2 * 9000 * 4),
         "autograd notices as little as with gloo": (saved_for_backward, (), pytest.approx(2 * 3 * torch.e**3)),
         "the limit may change, and 0 ends it": (changed_and_stopped, (), ([1, 0, 0, 1], 16.0)),
-        "it's refused where it would do nothing": (without_hooks, (), None),
         "where there is no such memory, gloo is used": (without_memory, (), [False] * 3),
     },
     3: {
@@ -275,7 +232,7 @@ PROGRAMS = {  # of each number of ranks: the program, its arguments, and what it
         "several asynchronous sums may be on their way": (many_at_once, (), pytest.approx([1.0] * 7)),
         "ranks that can't share memory use gloo": (on_two_machines, (), (False, 0, 6.0)),
     },
-    4: {"each group has memory of its own, and other groups use gloo": (two_groups, (), None)},
+    4: {"each group has memory of its own, and other groups use gloo": (two_groups, (), (1, 0.0, 6.0))},
 }
 RESULTS: dict[int, list[dict]] = {}
 
@@ -319,44 +276,25 @@ def test_maxima_and_minima_are_right_and_have_the_same_bits_on_every_rank(p):
         assert torch.equal(least.view(torch.int32), results[0][2].view(torch.int32))
 
 
-@pytest.mark.parametrize(("p", "name"), [(p, name) for p in (2, 3) for name in PROGRAMS[p]])
+@pytest.mark.parametrize(("p", "name"), [(p, name) for p, programs in PROGRAMS.items() for name in programs])
 def test_programs_do_what_they_would_do_with_gloo(p, name):
     assert [found[name] for found in results_on(p)] == [PROGRAMS[p][name][2]] * p
 
 
-def test_each_group_has_memory_of_its_own_and_other_groups_use_gloo():
-    (name,) = PROGRAMS[4]
-    assert [found[name] for found in results_on(4)] == [(1, 1.0, 6.0)] * 2 + [(1, 5.0, 6.0)] * 2
-
-
-def one_rank_stays_away(first):
+def one_rank_stays_away():
+    """Rank 0 waits for its first all-reduce when it starts the second one."""
     assert share_memory(None, LARGEST)
-    x = torch.ones(5000)
     if dist.get_rank() == 0:
-        if first:
-            dist.all_reduce(x, async_op=True)
+        dist.all_reduce(torch.ones(5000), async_op=True)
         dist.all_reduce(torch.ones(5000))
-    elif not first:
-        dist.barrier()
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["waits for its own", "waits for the one before"])
-def test_a_deadlock_is_reported_with_the_call_and_its_line(first):
+def test_a_deadlock_is_reported_with_the_call_and_its_line():
     with pytest.raises(tplab.Deadlock) as caught:
-        tplab.launch(one_rank_stays_away, 2, args=(first,), timeout=LIMIT)
+        tplab.launch(one_rank_stays_away, 2, timeout=LIMIT)
     assert "not finished after" not in str(caught.value)
     assert "all_reduce #" in str(caught.value)
     assert "test_shared_memory.py" in str(caught.value)
-
-
-def other_sizes():
-    assert share_memory(None, LARGEST)
-    dist.all_reduce(torch.ones(5000 + dist.get_rank()))
-
-
-def test_different_shapes_are_refused():
-    with pytest.raises(tplab.Deadlock, match="not the same on all ranks"):
-        tplab.launch(other_sizes, 2, timeout=LIMIT)
 
 
 def a_rank_loses_its_connections():

@@ -6,7 +6,7 @@ from torch.distributed import _functional_collectives as functional
 
 from tplab import launch
 from tplab.runtime import hooks
-from tplab.runtime.stream_waits import StreamWaits
+from tplab.runtime.streams import StreamWaits
 
 
 class Mark:

@@ -16,7 +16,7 @@ from tplab import launch
 from tplab.runtime import devices, hooks
 from tplab.runtime.board import Board, Call, anonymous_file, board_bytes, channel_of_messages
 from tplab.runtime.failures import Deadlock
-from tplab.runtime.stream_watch import StreamWatch
+from tplab.runtime.streams import StreamWatch
 
 
 class Stream:
@@ -145,7 +145,7 @@ class Mark:
 def watched(monkeypatch: pytest.MonkeyPatch):
     """A watch of this thread that counts it as blocked whenever it looks, its board, and the events that it created."""
     board, marks = Board(anonymous_file(board_bytes(1)), 1), list[Mark]()
-    monkeypatch.setattr("tplab.runtime.stream_watch.BLOCKED_LOOKS", 0)
+    monkeypatch.setattr("tplab.runtime.streams.BLOCKED_LOOKS", 0)
 
     def new_mark() -> Mark:
         marks.append(Mark())
@@ -189,7 +189,7 @@ def test_of_a_batch_the_message_without_a_partner_is_shown(monkeypatch: pytest.M
     """All messages of a batch complete together, so a send that was received doesn't end a wait for a receive."""
     memory = anonymous_file(board_bytes(2))
     board, of_other = Board(memory, 2), Board(memory, 2)
-    monkeypatch.setattr("tplab.runtime.stream_watch.BLOCKED_LOOKS", 0)
+    monkeypatch.setattr("tplab.runtime.streams.BLOCKED_LOOKS", 0)
     watch = StreamWatch(0, board, Mark)
 
     def message(sender: int, kind: str) -> Call:

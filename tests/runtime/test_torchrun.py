@@ -3,15 +3,13 @@
 import os
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from tplab.runtime.torchrun import roll_call
+from tplab.runtime import torchrun
 
 SCRIPT = """
 import atexit, os, subprocess, sys
@@ -98,29 +96,8 @@ def test_the_process_group_ends_before_python_does_unless_an_error_ends_both(
         (tmp_path / "end 0").unlink()
 
 
-def test_restarted_ranks_find_each_other_and_not_what_the_ranks_before_them_wrote() -> None:
-    store = dist.HashStore()  # torchrun keeps its store from one attempt to the next
-    names = []
-    for attempt, (world_size, late) in enumerate([(4, 3), (4, 0), (4, 2), (2, 0), (3, 1)]):
-
-        def rank(
-            r: int, attempt: int = attempt, world_size: int = world_size, late: int = late
-        ) -> tuple[str, list[str]]:
-            time.sleep(0.2 if r == late else 0)
-            return roll_call(store, r, world_size, f"rank {r} of attempt {attempt}")
-
-        with ThreadPoolExecutor(world_size) as pool:
-            answers = list(pool.map(rank, range(world_size)))
-        assert [texts for _, texts in answers] == [
-            [f"rank {r} of attempt {attempt}" for r in range(world_size)] for _ in range(world_size)
-        ]
-        names += {name for name, _ in answers}
-    assert len(set(names)) == len(names) == 5
-
-
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_waits_in_vain_for_the_others_says_so(rank: int) -> None:
-    store = dist.HashStore()
-    roll_call(store, 0, 1, "of an earlier attempt")
+def test_a_rank_that_waits_in_vain_for_the_others_says_so(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "LOST_AFTER", timedelta(seconds=1))
     with pytest.raises(TimeoutError, match=rf"rank {rank} waited 1 s for all 2 ranks to start\. Look for an error"):
-        roll_call(store, rank, 2, "", patience=timedelta(seconds=1))
+        torchrun.exchange(dist.HashStore(), rank, 2, "")

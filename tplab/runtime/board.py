@@ -29,7 +29,7 @@ SLOT_BYTES = 512
 WAITS = 8  # how many threads of a rank can show what they're blocked in
 CHANNELS = 1 << 14
 STARTS_KEPT = 128  # how many operations of a channel a rank may start until the start of the first one is forgotten
-STORE = "store."  # the kind of an entry begins like this if the rank waits for a key in a store
+DEFAULT_GROUP = "default"
 STATES = ("starting", "running", "returned", "raised")
 
 # The layout of a page, in four-byte words
@@ -52,11 +52,9 @@ class Entry(NamedTuple):
 
     `channel` and `number` identify the matching entries of other ranks, because each entry is the n-th collective of a
     process group or the n-th message with its tag from one rank to another. `signature` describes the arguments that
-    must match on all members. The number is 0 if any of the members could complete the entry, as with a receive from
-    any rank, or with a key that the rank waits for in a store.
+    must match on all members. The number is 0 for a receive from any rank.
 
-    `group_number` tells apart process groups of the same ranks, in the order of their creation. It's 0 if the entry
-    doesn't belong to a known group. `created` is the call site that created the group, or "" for the default group.
+    `created` is the call site that created the process group, or DEFAULT_GROUP, or "" if there is no known group.
     """
 
     channel: str
@@ -66,7 +64,6 @@ class Entry(NamedTuple):
     members: tuple[int, ...]
     where: str
     peer: int = -1
-    group_number: int = 0
     created: str = ""
 
     def differs_from(self, other: "Entry") -> bool:
@@ -87,11 +84,11 @@ class Call:
 
     def __init__(
         self, channel: str, kind: str, signature: str, members: tuple[int, ...], where: str, peer: int = -1,
-        group_number: int = 0, created: str = "",
+        created: str = "",
     ) -> None:  # fmt: skip
         self.channel, self.channel_key, self.members = channel, _key(channel), members
         self.same = (_SEPARATOR.join((channel, kind, signature)) + _SEPARATOR).encode()
-        others = (_SEPARATOR.join((",".join(map(str, members)), str(peer), str(group_number))) + _SEPARATOR).encode()
+        others = (_SEPARATOR.join((",".join(map(str, members)), str(peer))) + _SEPARATOR).encode()
         room = _ROOM - len(self.same) - len(others) - 1
         creation = _end(created.encode(), room // 2) + _SEPARATOR.encode()
         place = _end(where.encode(), room + 1 - len(creation))
@@ -115,11 +112,11 @@ def tag_of(entry: Entry) -> int:
 
 def _decode(text: bytes, number: int) -> Entry | None:
     fields = text.decode(errors="replace").split(_SEPARATOR)
-    if len(fields) != 8:
+    if len(fields) != 7:
         return None
-    channel, kind, signature, members, peer, group_number, created, where = fields
+    channel, kind, signature, members, peer, created, where = fields
     ranks = tuple(int(rank) for rank in members.split(",")) if members else ()
-    return Entry(channel, number, kind, signature, ranks, where, int(peer), int(group_number), created)
+    return Entry(channel, number, kind, signature, ranks, where, int(peer), created)
 
 
 def _key(channel: str) -> int:
@@ -158,8 +155,8 @@ class Board:
     def set_state(self, rank: int, state: str) -> None:
         self._words[rank * _PAGE_WORDS + _STATE] = STATES.index(state)
 
-    def write(self, rank: int, call: Call, number: int) -> int:
-        """Write an entry to the rank's page and return its slot."""
+    def write(self, rank: int, call: Call, number: int) -> None:
+        """Write an entry to the rank's page."""
         words, page = self._words, rank * _PAGE_WORDS
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
@@ -171,7 +168,6 @@ class Board:
         if place is not None:
             words[place + 1] = number
             words[place] = call.channel_key
-        return slot
 
     def _write(self, start: int, key: int, call: Call, number: int) -> None:
         words, text = self._words, call.text
@@ -262,9 +258,6 @@ class Board:
                 return place
         return None
 
-    def read(self, rank: int, slot: int) -> Entry | None:
-        return self._read(rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS)
-
     def _read(self, start: int) -> Entry | None:
         key, number, length = self._words[start + _KEY], self._words[start + _NUMBER], self._words[start + _LENGTH]
         body = (start + _TEXT) * _WORD
@@ -272,22 +265,25 @@ class Board:
         complete = key and key == self._words[start + _KEY]
         return _decode(text, number) if complete else None
 
-    def find_other(self, rank: int, call: Call, number: int) -> Entry | None:
-        """Return the entry of `rank` with this call's channel and number if it differs from the call, else None."""
+    def contradicts(self, rank: int, call: Call, number: int) -> bool:
+        """Return True if `rank` has an entry with this call's channel and number, and that entry doesn't match it."""
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
         start = rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS
         if self._words[start + _KEY] != key:
-            return None
+            return False
         body = (start + _TEXT) * _WORD
         if self._memory[body : body + len(call.same)] == call.same:
-            return None
-        other = self.read(rank, slot)
-        return other if other and (other.channel, other.number) == (call.channel, number) else None
+            return False
+        mine, other = _decode(call.text, number), self._read(start)
+        same_place = other is not None and (other.channel, other.number) == (call.channel, number)
+        return mine is not None and other is not None and same_place and other.differs_from(mine)
 
     def entries(self, rank: int) -> list[Entry]:
         """Return the rank's latest entries, at most SLOTS of them, in no particular order."""
-        return [entry for slot in range(SLOTS) if (entry := self.read(rank, slot))]
+        page = rank * _PAGE_WORDS + _SLOTS_START
+        starts = range(page, page + SLOTS * _SLOT_WORDS, _SLOT_WORDS)
+        return [entry for start in starts if (entry := self._read(start))]
 
 
 def board_bytes(world_size: int) -> int:

@@ -40,32 +40,9 @@ class Operation:
     written: Sequence[Tensor]
 
     @property
-    def kind(self) -> str:
-        return str(self.entered.known.described[0])
-
-    @property
-    def bytes(self) -> int:
-        """The message size, as in `tplab.Collective`."""
-        return int(self.entered.known.described[4])
-
-    @property
-    def where(self) -> str:
-        """The call site, as "file:line:function"."""
-        return str(self.entered.where)
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The ranks that take part in it."""
-        return tuple(self.entered.known.call.members)
-
-    @property
-    def channel(self) -> str:
-        """Together with the number, this identifies the matching operation of the other members (see `board`)."""
-        return str(self.entered.known.call.channel)
-
-    @property
-    def number(self) -> int:
-        return int(self.entered.number)
+    def known(self) -> Any:
+        """Its kind, bytes and call site (`where`), and its `call`, whose channel and number the members share."""
+        return self.entered.known
 
 
 class Carrier:
@@ -121,15 +98,6 @@ class Carried(dist.Work):
     def _source_rank(self) -> int:
         return int(self.work._source_rank())
 
-    def source_rank(self) -> int:
-        return int(self.work.source_rank())
-
-    def is_success(self) -> bool:
-        return bool(self.work.is_success())
-
-    def exception(self) -> Any:
-        return self.work.exception()
-
     def synchronize(self) -> None:
         self.work.synchronize()
         self.finish()
@@ -175,8 +143,8 @@ def started(
     """
     if not _carriers:
         return method(group, *args, **kwargs)
-    kind, *_, peer, _ = entered.known.described
-    read, written = _tensors(kind, args or tuple(kwargs.values()), peer == recorder.rank)
+    known = entered.known
+    read, written = _tensors(known.kind, args or tuple(kwargs.values()), known.peer == recorder.rank)
     operation = Operation(entered, group, read, written)
 
     def on_backend(replaced: Replaced) -> Any:

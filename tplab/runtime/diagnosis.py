@@ -11,7 +11,7 @@ an entry for every collective, every send and every receive that it enters.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tplab.runtime.board import STORE, Board, Entry, channel_of_messages, tag_of
+from tplab.runtime.board import DEFAULT_GROUP, Board, Entry, channel_of_messages, tag_of
 from tplab.runtime.failures import place, rank_names
 
 NEW_GROUP = "new_group"  # the channel on which all ranks create groups
@@ -55,7 +55,7 @@ def _absent(board: Board, rank: int, entry: Entry) -> list[int]:
     if entry.number:
         return [other for other in entry.members if not board.has_entered(other, entry)]
     others = [other for other in entry.members if other != rank]
-    for sender in others if entry.kind == "recv" else ():
+    for sender in others:
         channel = channel_of_messages(sender, rank, tag_of(entry))
         sent, received = board.count(sender, channel), board.count(rank, channel)
         if sent is None or received is None or sent > received:
@@ -69,11 +69,10 @@ def missing(entry: Entry, states: Sequence[RankState]) -> list[int]:
     return next((state.absent[key] for state in states if key in state.absent), [])
 
 
-def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = (), settled: bool = True) -> list[int]:
+def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = ()) -> list[int]:
     """Return the ranks that are waiting for something that can never complete.
 
     can_act    the ranks that wait in one thread but can still make progress in another
-    settled    whether no rank has made progress for so long that no rank can have overlooked a key in a store
     """
     may_go_on = {
         state.rank
@@ -85,7 +84,7 @@ def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = (), settled
         freed = {
             rank
             for rank, entries in waiting.items()
-            if rank not in may_go_on and any(_can_complete(entry, may_go_on, states, settled) for entry in entries)
+            if rank not in may_go_on and any(_can_complete(entry, may_go_on, states) for entry in entries)
         }
         if not freed:
             break
@@ -94,9 +93,7 @@ def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = (), settled
     return sorted(stuck) or _left_behind(states)
 
 
-def _can_complete(entry: Entry, may_go_on: set[int], states: Sequence[RankState], settled: bool) -> bool:
-    if entry.kind.startswith(STORE) and not settled:
-        return True  # the key may be there already. The board doesn't say so, and the rank only looks now and then
+def _can_complete(entry: Entry, may_go_on: set[int], states: Sequence[RankState]) -> bool:
     absent = missing(entry, states)
     arriving = [rank in may_go_on for rank in absent]
     return (not absent and entry.kind == "recv") or (all(arriving) if entry.number else any(arriving))
@@ -146,7 +143,7 @@ def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -
     stacks:  where each running rank is, as "file:line:function"
     """
     lines = (_line_of(state, states, stacks or {}) for state in states)
-    return "\n".join([*_headlines(states), *_groups_of_the_same_ranks(states), *lines])
+    return "\n".join([*_headlines(states), *lines])
 
 
 def skipped_groups(board: Board) -> str:
@@ -175,13 +172,13 @@ def advice(states: Sequence[RankState]) -> str:
     if not differing and lost_messages(states):
         return "Keep the handle that dist.isend returns, and call its wait(). Until then, the message may be dropped."
     kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
-    if any(kind.startswith(STORE) for kind in kinds):
-        return (
-            "A rank that waits for a key goes on when another rank sets it. Set the key before you wait for that rank, "
-            "and make sure that both spell it the same way and use the same prefix."
-        )
     if kinds == {"new_group"}:
         return _ABOUT_GROUPS
+    if not differing and any(_has_twin(entry, states) for state in states for entry in state.waits):
+        return (
+            "Some ranks are in more than one group of the same ranks, so the order of these groups' collectives "
+            "matters. It must be the same on every rank."
+        )
     if kinds <= {"send", "recv"}:
         return (
             "Every send needs a recv with the same shape and tag. If two ranks send to each other, start both "
@@ -214,18 +211,10 @@ def _headline(entry: Entry, states: Sequence[RankState]) -> str:
     absent = missing(entry, states)
     if not entry.number:
         (own,) = (state.rank for state in states if entry in state.waits)
-        if entry.kind.startswith(STORE):
-            return f"rank {own} is waiting in {name(entry)}, and no other rank has provided that."
         senders = f"rank {absent[0]} never sends" if len(absent) == 1 else f"none of {rank_names(absent)} sends"
         return f"{senders} to rank {own} with tag {tag_of(entry)}; rank {own} is waiting in {name(entry)}."
     if entry.kind in ("send", "recv"):
         sender, receiver = entry.members
-        if other := _with_another_tag(entry, states):
-            sent, expected = (tag_of(other), tag_of(entry)) if entry.kind == "recv" else (tag_of(entry), tag_of(other))
-            return (
-                f"rank {sender} sends to rank {receiver} with tag {sent}, "
-                f"but rank {receiver} expects a message with tag {expected}."
-            )
         does = "sends to" if entry.kind == "recv" else "receives from"
         peer, own = (sender, receiver) if entry.kind == "recv" else (receiver, sender)
         return f"rank {peer} never {does} rank {own} (message #{entry.number}); rank {own} is waiting in {name(entry)}."
@@ -240,20 +229,6 @@ def _headline(entry: Entry, states: Sequence[RankState]) -> str:
         if ranks := [state.rank for state in inside if state.state == end]:
             clauses.append(f"{rank_names(ranks)} joined it and {'has' if len(ranks) == 1 else 'have'} {verb}")
     return "; ".join(clauses) + "."
-
-
-def _with_another_tag(entry: Entry, states: Sequence[RankState]) -> Entry | None:
-    """Return a pending send for this receive (or a receive for this send) that differs only in its tag, or None."""
-    (absent,) = missing(entry, states) or (None,)
-    if absent is None:
-        return None
-    others = [
-        other
-        for other in states[absent].entries.values()
-        if other.members == entry.members and other.kind in ("send", "recv") and other.kind != entry.kind
-        if missing(other, states)
-    ]
-    return min(others, key=lambda other: other.number, default=None)
 
 
 def _first_difference(states: Sequence[RankState]) -> Entry | None:
@@ -293,7 +268,7 @@ def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, st
     if state.state == "returned":
         return f"{start}has returned"
     if state.waits and state.state != "ended":
-        waits = (f"{name(entry)}{_which_group(entry, states)}, called at {place(entry.where)}" for entry in state.waits)
+        waits = (f"{name(entry)}, called at {place(entry.where)}{_which_group(entry, states)}" for entry in state.waits)
         return f"{start}is waiting in {f'{NEW_LINE}and in '.join(waits)}"
     if state.state == "raised":
         return f"{start}has raised an error"
@@ -308,56 +283,34 @@ def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, st
 
 def name(entry: Entry) -> str:
     """Describe an entry in words, such as "all_reduce #3 ([4, 8] float32, sum)" or "recv from rank 0 ([4] float32)"."""
-    signature = f" ({entry.signature})" if entry.signature else ""
-    if entry.kind == "send":
-        return f"send to rank {entry.peer}{_with_tag(entry)}{signature}"
-    if entry.kind == "recv":
-        return f"recv from {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}{_with_tag(entry)}{signature}"
-    if entry.kind.startswith(STORE):
-        return f"{entry.kind} for {entry.signature}"
-    return f"{entry.kind} #{entry.number}{signature}"
+    return short_name(entry) + (f" ({entry.signature})" if entry.signature else "")
 
 
-def _with_tag(entry: Entry) -> str:
-    tag = tag_of(entry)
-    return f" with tag {tag}" if tag else ""
+def short_name(entry: Entry) -> str:
+    """Name an entry without its arguments, such as "all_reduce #3" or "recv from any rank with tag 7"."""
+    if entry.kind not in ("send", "recv"):
+        return f"{entry.kind} #{entry.number}"
+    peer = f"rank {entry.peer}" if entry.peer >= 0 else "any rank"
+    tag = f" with tag {tag_of(entry)}" if tag_of(entry) else ""
+    return f"{entry.kind} {'to' if entry.kind == 'send' else 'from'} {peer}{tag}"
 
 
 def _group(entry: Entry, states: Sequence[RankState]) -> str:
     """Describe the group of a collective, as in " of group [0, 1]". Returns "" for the only group of all ranks."""
-    if len(entry.members) == len(states) or entry.kind == NEW_GROUP:
-        return _which_group(entry, states)
-    return _which_group(entry, states) or f" of group {list(entry.members)}"
+    everyone = len(entry.members) == len(states) and not _has_twin(entry, states)
+    return "" if everyone or entry.kind == NEW_GROUP else f" of group {list(entry.members)}"
 
 
 def _which_group(entry: Entry, states: Sequence[RankState]) -> str:
-    """Describe the group of a collective if the ranks have used another group of the same ranks, else return ""."""
-    return f" of {_group_name(entry)}" if _has_twin(entry, states) else ""
-
-
-def _group_name(entry: Entry) -> str:
-    if not entry.created:
-        return "the default group"
-    number = str(entry.group_number)
-    ending = "th" if number[-2:] in ("11", "12", "13") else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th")
-    return f"the {number}{ending} group of ranks {list(entry.members)}"
+    """Say where the group of a collective was created if the ranks use another group of the same ranks, else ""."""
+    if not _has_twin(entry, states):
+        return ""
+    created = entry.created == DEFAULT_GROUP
+    return NEW_LINE + ("in the default group" if created else f"in the group created at {place(entry.created)}")
 
 
 def _has_twin(entry: Entry, states: Sequence[RankState]) -> bool:
     """Return True if the ranks have also used a different group that consists of the same ranks."""
     entered = (other for state in states for other in (*state.waits, *state.entries.values()))
-    numbers = {other.group_number for other in entered if other.members == entry.members}
-    return bool(entry.group_number and numbers - {0, entry.group_number})
-
-
-def _groups_of_the_same_ranks(states: Sequence[RankState]) -> list[str]:
-    """Say where the groups in which ranks wait were created, if the ranks are in several groups of the same ranks."""
-    groups = {(entry.members, entry.group_number): entry for entry in _open_entries(states) if _has_twin(entry, states)}
-    lines = dict[str, None]()  # without duplicates
-    for (members, _), entry in sorted(groups.items()):
-        where = f", created at {place(entry.created)}" if entry.created else ""
-        lines[f"More than one group consists of ranks {list(members)}, so the order of their collectives matters:"] = (
-            None
-        )
-        lines[f"  {_group_name(entry)}{where}"] = None
-    return list(lines)
+    groups = {other.channel for other in entered if other.members == entry.members and other.created}
+    return bool(entry.created and groups - {entry.channel})

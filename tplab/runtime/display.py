@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tplab.runtime.failures import name_cells_in, rank_names
+from tplab.runtime.failures import name_cells_in
 
 KEPT_BYTES = 1 << 20  # per rank; if the output exceeds twice this, only its beginning and end are kept
 SHOWN_LINES = 40  # how many lines per rank a notebook shows from the beginning, and as many from the end
 REFRESH_SECONDS = 0.2
-GROUPED_FROM = 8  # if more ranks than this print the same text, it's shown only once
 
 
 class Output:
@@ -29,9 +28,6 @@ class Output:
             head = KEPT_BYTES // 2
             note = b"\n... output cut here: too long ...\n"
             text[head : len(text) - head] = note
-
-    def note(self, text: str) -> None:
-        """Show a line from tplab itself. It isn't part of any rank's output."""
 
     def texts(self) -> list[str]:
         return [bytes(text).decode(errors="replace") for text in self._text]
@@ -54,11 +50,6 @@ class NotebookOutput(Output):
         self._handle: Any = None
         self._shown_at = 0.0
         self._live = not _inside_output_widget()
-        self._notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self._notes.append(f"tplab: {text}")
-        self._changed = True
 
     def refresh(self) -> None:
         if self._live and self._changed and time.monotonic() - self._shown_at > REFRESH_SECONDS:
@@ -80,14 +71,14 @@ class NotebookOutput(Output):
 
     def _render(self) -> str:
         lines: list[str] = []
-        for ranks, text in _grouped(list(enumerate(self.texts()))):
+        for rank, text in enumerate(self.texts()):
             own = as_lines(text)
             hidden = len(own) - 2 * SHOWN_LINES
             if hidden > 0:
-                note = f"... {hidden} lines not shown; results.output[{ranks[0]}] has more ..."
+                note = f"... {hidden} lines not shown; results.output[{rank}] has more ..."
                 own = [*own[:SHOWN_LINES], note, *own[-SHOWN_LINES:]]
-            lines += [f"[{rank_names(ranks)}] {line}" for line in own]
-        return "\n".join([*lines, *self._notes])
+            lines += [f"[rank {rank}] {line}" for line in own]
+        return "\n".join(lines)
 
 
 class TerminalOutput(Output):
@@ -105,22 +96,18 @@ class TerminalOutput(Output):
     def refresh(self) -> None:
         end = self._pending.rfind(b"\n") + 1
         if end:
-            self._print([0], bytes(self._pending[:end]).decode(errors="replace"))
+            self._print(0, bytes(self._pending[:end]).decode(errors="replace"))
             del self._pending[:end]
 
-    def note(self, text: str) -> None:
-        self.before_print()
-        say(text)
-
     def close(self) -> None:
-        self._print([0], bytes(self._pending).decode(errors="replace"))
-        for ranks, text in _grouped(list(enumerate(self.texts()))[1:]):
-            self._print(ranks, text)
+        self._print(0, bytes(self._pending).decode(errors="replace"))
+        for rank, text in list(enumerate(self.texts()))[1:]:
+            self._print(rank, text)
 
-    def _print(self, ranks: list[int], text: str) -> None:
+    def _print(self, rank: int, text: str) -> None:
         self.before_print()
         for line in as_lines(text):
-            print(f"[{rank_names(ranks)}] {line}")
+            print(f"[rank {rank}] {line}")
         sys.stdout.flush()
 
 
@@ -139,15 +126,6 @@ def _overwritten(line: str) -> str:
     for part in line.split("\r"):
         shown = part + shown[len(part) :]
     return shown
-
-
-def _grouped(texts: list[tuple[int, str]]) -> list[tuple[list[int], str]]:
-    """Group ranks that printed the same text if there are more of them than any chapter launches (GROUPED_FROM)."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, text in texts:
-        ranks_of.setdefault(text, []).append(rank)
-    same = {text: ranks for text, ranks in ranks_of.items() if len(ranks) > GROUPED_FROM}
-    return [(same.get(text, [rank]), text) for rank, text in texts if text not in same or rank == same[text][0]]
 
 
 def _inside_output_widget() -> bool:

@@ -175,12 +175,13 @@ def parse_stack(dump: bytes) -> Frames:
 def innermost_user_frame(frames: Frames) -> str | None:
     """Return the innermost frame outside installed packages and tplab.runtime as "file:line:function", or None."""
     for file, line, function in frames:
-        if not (file.startswith(("<", _RUNTIME)) or is_installed(file)):
+        if not (file.startswith(("<", RUNTIME)) or is_installed(file)):
             return f"{file}:{line}:{function}"
     return None
 
 
-_RUNTIME = os.path.dirname(__file__) + os.sep
+RUNTIME = os.path.dirname(__file__) + os.sep
+TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _PACKAGES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
 _LIBRARY = (*_PACKAGES, *{sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 

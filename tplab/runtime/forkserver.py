@@ -16,6 +16,7 @@ For each rank, the server reports the process id, and later the exit status, thr
 import contextlib
 import ctypes
 import importlib
+import json
 import os
 import selectors
 import signal
@@ -32,15 +33,7 @@ import torch
 
 from tplab.runtime import preload
 
-_PRELOAD = (
-    "torch",
-    "torch.distributed",
-    "tplab.runtime.rank",
-    "torch.optim",
-    "torch._dynamo",
-    "torch.distributed.tensor.parallel",
-)
-_NEEDED = 3  # the number of these modules that must be imported before the first fork
+_WHEN_IDLE = ("torch.optim", "torch._dynamo", "torch.distributed.tensor.parallel")
 _SPARES = 4  # forked in advance, so that a launch of up to four ranks doesn't wait for forks, which take milliseconds
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
 _BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports, which every rank would otherwise have to repeat
@@ -106,11 +99,15 @@ class ForkServer:
             os.close(write)
         return read
 
-    def preload(self, modules: Sequence[preload.Module]) -> None:
+    def preload(self, modules: Sequence[str]) -> None:
         """Have the server import these modules as well, as soon as it's idle."""
-        if modules:
+        if not modules:
+            return
+        with tempfile.TemporaryFile("w+") as file:
+            json.dump(modules, file)
+            file.seek(0)
             with self._lock, contextlib.suppress(OSError):  # if the server is gone, the next launch will say so
-                self._socket.sendall(_IMPORT + preload.pack(modules))
+                socket.send_fds(self._socket, [_IMPORT], [file.fileno()])
 
     def last_words(self) -> str:
         self._stderr.seek(0)
@@ -142,6 +139,17 @@ def read_status(descriptor: int) -> int | None:
     return _STATUS.unpack(data)[0] if len(data) == _STATUS.size else None
 
 
+_rank: int | None = None  # process id of the rank. A process that the rank forks has a copy of this variable
+
+
+def is_rank() -> bool:
+    """Return True in a rank, and False in all other processes, even in those that a rank has started.
+
+    An environment variable couldn't tell, because the programs that a rank starts inherit it.
+    """
+    return _rank == os.getpid()
+
+
 # In the server
 
 
@@ -154,9 +162,11 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children inherit this, so they survive an early request for a stack
     signal.set_wakeup_fd(wake.fileno())
-    to_import, wanted = list(_PRELOAD), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
+    importlib.import_module("tplab.runtime.rank")  # before the first fork, so that no rank has to
+    _freeze()
+    to_import, wanted = list(_WHEN_IDLE), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
     family = _Family((control, woken, wake))
-    _adopt_orphans()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes that ranks leave behind become children of this one
 
     def import_wanted(seconds: float) -> None:
         """Import at least one module, and start no further imports after `seconds`."""
@@ -172,20 +182,20 @@ def serve(descriptor: int) -> None:
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         while True:
-            may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
-            may_import = not (may_fork and family.has_ranks)  # otherwise, the server would notice late if a rank ends
+            may_import = not family.has_ranks  # otherwise, the server would notice late if a rank ends
             has_work = may_import and (to_import or wanted) or family.wants_spare
             ready = {key.fileobj for key, _ in selector.select(0 if has_work else None)}
             if woken in ready:
                 woken.recv(4096)
             family.reap()
-            if control in ready and may_fork:
+            if control in ready:
                 request, descriptors, _, _ = socket.recv_fds(control, 1, 1 + _DESCRIPTORS)
                 if not request:
                     family.end()
                     return
                 if request == _IMPORT:
-                    wanted.add(preload.receive(control))
+                    with open(descriptors[0]) as file:
+                        wanted.add(json.load(file))
                     continue
                 if wanted and not family.has_ranks:  # there may be no idle time between launches
                     import_wanted(_BEFORE_LAUNCH)
@@ -214,7 +224,6 @@ class _Family:
         self._own = own  # the server's sockets, which no child keeps
         self._status_pipes: dict[int, int] = {}  # the ranks' status pipes, by process id
         self._spares: dict[int, socket.socket] = {}
-        self._outdated: set[int] = set()  # spares that are about to end
 
     @property
     def has_ranks(self) -> bool:
@@ -236,8 +245,7 @@ class _Family:
 
     def end_spares(self) -> None:
         """End the spares, because they lack the latest imports. The server will fork new ones."""
-        for pid, sock in self._spares.items():
-            self._outdated.add(pid)
+        for sock in self._spares.values():
             sock.close()  # this makes the spare exit
         self._spares.clear()
 
@@ -257,11 +265,12 @@ class _Family:
 
     def _become_rank(self, waiting: socket.socket) -> None:
         """Wait in the child process until a rank is needed, then become that rank. Never returns."""
+        global _rank
         try:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _die_with_parent()
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             for sock in (*self._own, *self._spares.values()):
                 sock.close()
             for descriptor in self._status_pipes.values():
@@ -271,60 +280,48 @@ class _Family:
             if request:
                 from tplab.runtime import rank
 
+                _rank = os.getpid()
                 rank.main(*descriptors)
         finally:
             os._exit(70)  # rank.main does not return
 
     def reap(self) -> None:
         """Reap the child processes that have ended, and report the exit status of those that were ranks."""
-        while self._status_pipes or self._spares or self._outdated:
-            _end_children_of_next()
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            if pid in self._outdated:
-                self._outdated.remove(pid)
-                continue
-            if pid in self._spares:
-                self._spares.pop(pid).close()
-                continue
-            if pid not in self._status_pipes:  # a rank started it and left it behind, maybe with its own children
+        with contextlib.suppress(ChildProcessError):  # when there are no children
+            while True:
+                _end_children_of_next()
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid in self._spares:
+                    self._spares.pop(pid).close()
+                    continue
+                if pid in self._status_pipes:
+                    pipe = self._status_pipes.pop(pid)
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
+                    os.close(pipe)
                 self._end_what_is_left()
-                continue
-            pipe = self._status_pipes.pop(pid)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
-            os.close(pipe)
-            self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
-        """If no rank is running, kill the processes that ranks left behind in sessions of their own."""
-        if self._status_pipes:
-            return
-        ours = self._spares.keys() | self._outdated
-        for pid in _children() - ours:
+        """If no rank is running, kill the processes that ranks left behind, maybe in sessions of their own."""
+        for pid in set() if self._status_pipes else _children() - self._spares.keys():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        for pid in (*self._status_pipes, *self._spares, *self._outdated):
+        for pid in (*self._status_pipes, *self._spares):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
 
 
-def _die_with_parent() -> None:
-    """On Linux, have the kernel kill this process when the server ends.
+def _prctl(option: int, value: int) -> None:
+    """Set an attribute of this process on Linux. Elsewhere, processes end because their sockets close.
 
-    Elsewhere, the process exits when its socket closes. A spare's socket leads to the server, a rank's to the parent.
+    A spare's socket leads to the server, and a rank's leads to the parent.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _adopt_orphans() -> None:
-    """On Linux, become the parent of all processes that ranks leave behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def _children() -> set[int]:

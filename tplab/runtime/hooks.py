@@ -3,14 +3,15 @@
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
 Every function of torch.distributed eventually calls a Python method of `ProcessGroup`, so we wrap these methods.
-Functional collectives take a different path (see `functional_hooks`). We don't record the creation of groups or the
-collectives that torch starts from C++, as in DDP's reducer. They're only shown on the board, which is the shared memory
-in which ranks announce what they're doing (see `group_hooks` and `torch_hooks`).
+Functional collectives take a different path (see `functional_hooks`). Calls in which ranks wait for each other without
+sending tensors, such as new_group, aren't recorded, but shown on the board, the shared memory in which ranks announce
+what they're doing (see `board`). Collectives that torch starts from C++, as in DDP's reducer, are invisible to us.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import carriers, functional_hooks, group_hooks, shared_memory, store_hooks, torch_hooks
+from tplab.runtime import carriers, functional_hooks, shared_memory
+from tplab.runtime.diagnosis import NEW_GROUP
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
-from tplab.runtime.stream_waits import StreamWaits
+from tplab.runtime.streams import StreamWaits
 
 active: Recorder | None = None
 
@@ -64,7 +66,7 @@ def record(*, keep: bool = True) -> Iterator[Record]:
         yield section
     finally:
         if active:
-            section._collectives.extend(active.collectives(start))
+            section.extend(active.collectives(start))
             if not keep:
                 active.forget(start)
 
@@ -129,36 +131,36 @@ def _op_name(options: Any) -> str | None:
     return None if op is None else _OPS.get(hash(op), "premul_sum")  # this op exists only on NCCL and takes a factor
 
 
-# method: kind, index of the argument with the input tensors, whether the message is group-size times as large
-_METHODS: dict[str, tuple[str, int | None, bool]] = {
-    "allreduce": ("all_reduce", 0, False),
-    "allreduce_coalesced": ("all_reduce", 0, False),
-    "broadcast": ("broadcast", 0, False),
-    "reduce": ("reduce", 0, False),
-    "allgather": ("all_gather", 1, True),
-    "allgather_coalesced": ("all_gather", 1, True),
-    "all_gather_single": ("all_gather", 1, True),
-    "_allgather_base": ("all_gather", 1, True),
-    "all_gather_single_coalesced": ("all_gather", 1, True),
-    "allgather_into_tensor_coalesced": ("all_gather", 1, True),
-    "gather": ("gather", 1, True),
-    "gather_single": ("gather", 1, True),
-    "gather_into_tensor": ("gather", 1, True),
-    "scatter": ("scatter", 0, True),
-    "reduce_scatter": ("reduce_scatter", 1, False),
-    "reduce_scatter_single": ("reduce_scatter", 1, False),
-    "_reduce_scatter_base": ("reduce_scatter", 1, False),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 1, False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1, False),
-    "alltoall": ("all_to_all", 1, False),
-    "all_to_all_single": ("all_to_all", 1, False),
-    "alltoall_base": ("all_to_all", 1, False),
-    "barrier": ("barrier", None, False),
+# method: kind, index of the argument with the input tensors
+_METHODS: dict[str, tuple[str, int | None]] = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
+    "_allgather_base": ("all_gather", 1),
+    "all_gather_single_coalesced": ("all_gather", 1),
+    "allgather_into_tensor_coalesced": ("all_gather", 1),
+    "gather": ("gather", 1),
+    "gather_single": ("gather", 1),
+    "gather_into_tensor": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "alltoall": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "barrier": ("barrier", None),
 }
 
 
 def _wrap_collective(name: str) -> Callable[..., Any]:
-    kind, index, whole = _METHODS[name]
+    kind, index = _METHODS[name]
     reduces, rooted = kind in _REDUCING, kind in _ROOTED
     original = getattr(ProcessGroup, name)
     if name == "allreduce":
@@ -172,8 +174,7 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
         options = kwargs.get("opts", args[-1] if args else None)
         op = _op_name(options) if reduces else None
         root = getattr(options, "rootRank", None) if rooted else None
-        factor = self.size() if whole else 1
-        entered = recorder.enter_collective(self, kind, tensors, factor, op, root)
+        entered = recorder.enter_collective(self, kind, tensors, op, root)
         return _started(recorder, entered, self, original, args, kwargs)
 
     return method
@@ -185,8 +186,7 @@ def _started(
 ) -> Any:  # fmt: skip
     """Start the collective by calling the backend, and return its handle (a torch `Work`)."""
     try:
-        with torch_hooks.recorded_already():
-            work = carriers.started(recorder, entered, group, original, args, kwargs)
+        work = carriers.started(recorder, entered, group, original, args, kwargs)
     except BaseException:
         recorder.refused()
         raise
@@ -245,19 +245,17 @@ def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = _recorder()
         if recorder is None:
             return original(self, *args, **kwargs)
-        entered = recorder.of_work(self)
+        entered = recorder.pending.get(self)
         if entered is None:
             return original(self, *args, **kwargs)
-        recorder.waits(entered)
-        try:
+
+        def wait_for_it() -> Any:
             result = original(self, *args, **kwargs)
-        except BaseException as error:
-            recorder.gave_up(entered, error)
-            raise
-        if entered.tag is not None:
-            recorder.came_from(entered, self._source_rank())
-        recorder.has_waited(entered)
-        return result
+            if entered.tag is not None:
+                recorder.came_from(entered, self._source_rank())
+            return result
+
+        return recorder.wait_for(entered, wait_for_it)
 
     return wait
 
@@ -265,12 +263,67 @@ def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_get_future(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_future(self: Any) -> Any:
         future, recorder = original(self), _recorder()
-        entered = recorder.of_work(self) if recorder is not None else None
+        entered = recorder.pending.get(self) if recorder is not None else None
         if recorder is not None and entered is not None and entered.tag is None:  # a Future doesn't know the sender
             recorder.pending[future] = entered
         return future
 
     return get_future
+
+
+# Calls in which ranks wait for each other without sending tensors. All ranks must create the same groups in the same
+# order, so the recorder compares these calls between ranks, as it does for collectives.
+
+
+def _wrap_new_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function that `new_group`, `new_subgroups` and `init_device_mesh` call."""
+
+    def new_group(ranks: Any = None, *args: Any, use_local_synchronization: bool = False, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        world = tuple(range(dist.get_world_size()))
+        given = world if ranks is None else tuple(int(rank) for rank in ranks)
+        kwargs["use_local_synchronization"] = use_local_synchronization
+        if recorder is None or (use_local_synchronization and recorder.rank not in given):
+            return original(ranks, *args, **kwargs)
+        members = others = tuple(sorted(given))
+        channel, signature = NEW_GROUP, f"ranks {list(members)}"
+        if use_local_synchronization:  # torch derives the name from the number of groups so far, which must match
+            channel = f"{NEW_GROUP} {members}"
+            signature += f", as group {len(distributed_c10d._world.pg_names) + 1} of this rank"
+        else:
+            others = world
+            if dist.group.WORLD.bound_device_id is not None:  # type: ignore[union-attr]
+                members = world  # NCCL splits the communicator of all ranks
+        entered = recorder.enter_call(NEW_GROUP, channel, signature, members, others)
+        if recorder.rank not in members:  # torch returns a placeholder immediately
+            return original(ranks, *args, **kwargs)
+        group = recorder.blocked_in(entered, lambda: original(ranks, *args, **kwargs))
+        recorder.groups.created(group, entered.known.where)
+        return group
+
+    return new_group
+
+
+def _wrap_joint_call(name: str) -> Callable[..., Any]:
+    """Wrap a method of ProcessGroup that returns once all ranks of the group have called it."""
+    original = getattr(ProcessGroup, name)
+
+    def method(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        members = tuple(dist.get_process_group_ranks(self))
+        entered = recorder.enter_call(name, self.group_name, "", members, members, self)
+        result = recorder.blocked_in(entered, lambda: original(self, *args, **kwargs))
+        recorder.groups.created(result, entered.known.where)  # a barrier returns nothing
+        return result
+
+    return method
+
+
+def set_default_timeout(timeout: timedelta) -> None:
+    """Make this the timeout of all groups that are created without one, such as those of a device mesh."""
+    distributed_c10d._get_default_timeout = lambda backend: timeout
 
 
 # Calls on a group that this rank isn't a member of. torch would only warn and leave the tensor unchanged.
@@ -310,8 +363,8 @@ def install() -> None:
     torch._C.Future.wait = _wrap_wait(torch._C.Future.wait)  # type: ignore[method-assign]
     shared_memory.Reduction.wait = _wrap_wait(shared_memory.Reduction.wait)  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
-    functional_hooks.install(_recorder, unrecorded)
-    torch_hooks.install(_recorder)
-    group_hooks.install(_recorder)
-    store_hooks.install(_recorder)
+    distributed_c10d._new_group_with_tag = _wrap_new_group(distributed_c10d._new_group_with_tag)
+    for name in ("monitored_barrier", "split_group"):
+        setattr(ProcessGroup, name, _wrap_joint_call(name))
+    functional_hooks.install(_recorder)
     _installed = True

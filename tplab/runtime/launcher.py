@@ -8,7 +8,6 @@ socket, and announces in shared memory what it's about to do (see `board`). The 
 detects deadlocks. No matter how the run ends, no process, file descriptor or memory is left behind.
 """
 
-import errno
 import inspect
 import numbers
 import operator
@@ -23,18 +22,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tplab.common.cores import cores
-from tplab.runtime import inside, setup_file, torchrun, transport
-from tplab.runtime.blame import find_culprit
+from tplab.runtime import torchrun, transport
 from tplab.runtime.board import Board, anonymous_file, board_bytes
 from tplab.runtime.devices import choose
 from tplab.runtime.display import output_for
-from tplab.runtime.forkserver import fork_server
-from tplab.runtime.process import RankProcess
-from tplab.runtime.results import Results
-from tplab.runtime.watch import Watch
+from tplab.runtime.forkserver import fork_server, is_rank
+from tplab.runtime.records import Results
+from tplab.runtime.watch import RankProcess, Watch
 
 MAX_RANKS = 64
-_FILES_PER_RANK = 4  # see RankProcess
 
 
 def launch(
@@ -73,10 +69,10 @@ def launch(
     if torchrun.is_active():
         torchrun.refuse_in_kernel()
         return torchrun.run(fn, world_size, tuple(args), kwargs)
-    if inside.is_rank():
+    if is_rank():
         raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
     chosen, gpus = choose(backend, world_size, share_gpus)
-    return _run(_packed(fn, tuple(args), kwargs), world_size, chosen, gpus, timeout)
+    return _run(transport.pack_call(fn, tuple(args), kwargs), world_size, chosen, gpus, timeout)
 
 
 # Before anything starts
@@ -122,20 +118,6 @@ def _check_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
         ) from None
 
 
-def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> memoryview:
-    """Return the call as bytes. Raises TypeError with the name of the part that can't be sent to the ranks."""
-    try:
-        return transport.dumps((fn, args, kwargs))
-    except Exception as error:
-        parts = [("the function", fn), *((f"args[{index}]", part) for index, part in enumerate(args))]
-        parts += [(f"kwargs[{name!r}]", part) for name, part in kwargs.items()]
-        name, part = next(((name, part) for name, part in parts if not transport.can_be_sent(part)), ("args", args))
-        culprit = find_culprit(part, name, transport.can_be_sent)
-        raise TypeError(
-            f"{culprit}, can't be sent to the ranks: {error}. Create it inside the function, on every rank."
-        ) from None
-
-
 # The run
 
 
@@ -160,13 +142,13 @@ def _run(call: memoryview, world_size: int, backend: str, gpus: int, timeout: fl
             "path": list(sys.path),
             "threads": _threads_per_rank(world_size),
         }
-        setup_file.write(setup, given, call)
+        transport.write_setup(setup, given, call)
         del call  # it may be large
         ranks: list[RankProcess] = []
         watch: Watch | None = None
         try:
             for rank in range(world_size):
-                with _interrupt_later(), _enough_files(world_size):
+                with _interrupt_later():
                     ranks.append(RankProcess(rank, server, (board_file, rendezvous, setup)))
             watch = Watch(ranks, board, output_for(world_size))
             results = watch.until_done(timeout)
@@ -180,25 +162,6 @@ def _run(call: memoryview, world_size: int, backend: str, gpus: int, timeout: fl
                     watch.close()
                 for process in ranks:
                     process.close()
-
-
-@contextmanager
-def _enough_files(world_size: int) -> Iterator[None]:
-    """Context manager that explains an error about too many open files."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise OSError(
-            error.errno,
-            f"{world_size} ranks need about {world_size * _FILES_PER_RANK} open files in addition to those of this "
-            f"process, which may have {limit}. Raise the limit with `ulimit -n 1024` before you start Python, "
-            "or launch fewer ranks",
-        ) from None
 
 
 def _closing(stack: ExitStack, descriptor: int) -> int:

@@ -9,20 +9,22 @@ and costs nothing. `look` reads the board (the shared memory in which ranks anno
 """
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from html import escape
-from typing import Literal
+from typing import Any, NamedTuple
 
 from tplab.runtime.board import Board
-from tplab.runtime.screen import LastLine, Widget
+from tplab.runtime.diagnosis import short_name
+from tplab.runtime.display import in_kernel
+from tplab.runtime.failures import rank_names
 
 SHOWN_AFTER = 1.0  # seconds that a run must last to be shown
 REFRESH_SECONDS = 0.25
-NAMED = 3  # up to this many absent ranks are listed; more are only counted
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 # doing -> sign and color; the colors also differ in lightness (Okabe and Ito's palette)
 LOOK = {
@@ -36,19 +38,12 @@ LOOK = {
 _STATES = {"starting": "starting", "running": "computing", "returned": "finished", "raised": "failed"}
 
 
-@dataclass(frozen=True)
-class Now:
-    """What a rank is doing. `inside` names its collective ("all_reduce #3"). `absent` lists the ranks it waits for."""
+class Now(NamedTuple):
+    """What a rank is doing: a key of LOOK, and the same in words, such as "waits in all_reduce #3 for rank 1"."""
 
     rank: int
     doing: str
-    inside: str = ""
-    absent: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        if self.doing == "waiting":
-            return f"waits in {self.inside}" + (f" for {_ranks(self.absent)}" if self.absent else "")
-        return f"in {self.inside}" if self.inside else self.doing
+    words: str
 
 
 def look(board: Board, dead: Sequence[int] = ()) -> list[Now]:
@@ -60,20 +55,15 @@ def _look(board: Board, rank: int, dead: bool) -> Now:
     doing = _STATES[board.state(rank)]
     entry = next(iter(board.waits(rank)), None)
     if dead and doing != "finished":
-        return Now(rank, "failed")
+        return Now(rank, "failed", "failed")
     if doing != "computing" or entry is None:
-        return Now(rank, doing)
+        return Now(rank, doing, doing)
     if entry.kind in ("send", "recv"):
-        side = "to" if entry.kind == "send" else "from"
-        return Now(rank, "waiting", f"{entry.kind} {side} {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}")
-    absent = tuple(other for other in entry.members if not board.has_entered(other, entry))
-    return Now(rank, "waiting" if absent else "communicating", f"{entry.kind} #{entry.number}", absent)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) > NAMED:
-        return f"{len(ranks)} ranks"
-    return f"rank{'' if len(ranks) == 1 else 's'} " + ", ".join(map(str, ranks))
+        return Now(rank, "waiting", f"waits in {short_name(entry)}")
+    absent = [other for other in entry.members if not board.has_entered(other, entry)]
+    if not absent:
+        return Now(rank, "communicating", f"in {short_name(entry)}")
+    return Now(rank, "waiting", f"waits in {short_name(entry)} for {rank_names(absent)}")
 
 
 def to_html(ranks: Sequence[Now], seconds: float) -> str:
@@ -89,23 +79,16 @@ def _box(now: Now) -> str:
     sign, color = LOOK[now.doing]
     style = f"border: 1px solid {color}; border-left: 8px solid {color}; padding: 2px 8px; width: 13.5em; height: 4em; "
     style += "overflow: hidden; box-sizing: border-box;"
-    return f'<div style="{style}"><b>rank {now.rank}</b><br>{sign} {escape(str(now))}</div>'
+    return f'<div style="{style}"><b>rank {now.rank}</b><br>{sign} {escape(now.words)}</div>'
 
 
 def to_line(ranks: Sequence[Now], seconds: float, width: int) -> str:
     """Render the states as one line of at most `width` characters. Ranks that do the same thing are grouped."""
     groups: dict[str, list[int]] = {}
     for now in ranks:
-        groups.setdefault(f"{LOOK[now.doing][0]} {now}", []).append(now.rank)
-    texts = [f"rank{'' if len(who) == 1 else 's'} {_span(who)} {what}" for what, who in groups.items()]
-    line = "  ".join([f"{seconds:.1f} s", *texts])
+        groups.setdefault(f"{LOOK[now.doing][0]} {now.words}", []).append(now.rank)
+    line = "  ".join([f"{seconds:.1f} s", *(f"{rank_names(who)} {what}" for what, who in groups.items())])
     return line if len(line) <= width else line[: max(0, width - 1)] + "…"
-
-
-def _span(ranks: list[int]) -> str:
-    """Format rank numbers compactly: "2", "0, 3", "0-3"."""
-    whole = len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1
-    return f"{ranks[0]}-{ranks[-1]}" if whole else ", ".join(map(str, ranks))
 
 
 class LiveView:
@@ -148,47 +131,61 @@ class LiveView:
 class StatusLine(LiveView):
     """Shows the ranks in the last line of the terminal, on stderr."""
 
-    def __init__(self, see: Callable[[], list[Now]]) -> None:
-        super().__init__(see)
-        self._line = LastLine()
+    _shown = False
 
     def _draw(self, seconds: float) -> None:
-        self._line.show(lambda width: to_line(self._see(), seconds, width))
+        width = shutil.get_terminal_size().columns - 1
+        self._write(to_line(self._see(), seconds, width))
+        self._shown = True
 
     def hide(self) -> None:
-        self._line.wipe()
+        if self._shown:
+            self._shown = False
+            self._write("")
+
+    @staticmethod
+    def _write(line: str) -> None:
+        sys.stderr.write("\r\x1b[K" + line)
+        sys.stderr.flush()
 
 
 class WidgetView(LiveView):
     """Shows the ranks as a row of boxes in the output of a notebook cell. Leaves no trace in the saved notebook."""
 
-    def __init__(self, see: Callable[[], list[Now]]) -> None:
-        super().__init__(see)
-        self._widget = Widget()
+    _widget: Any = None
+    _handle: Any = None
 
     def _draw(self, seconds: float) -> None:
-        self._widget.show(to_html(self._see(), seconds))
+        html = to_html(self._see(), seconds)
+        if self._widget is not None:
+            self._widget.value = html
+            return
+        import ipywidgets  # imported here so that quick runs don't wait for it
+        from IPython.display import DisplayHandle
+
+        self._widget = ipywidgets.HTML(html)
+        data = {WIDGET_VIEW: {"model_id": self._widget.model_id, "version_major": 2, "version_minor": 0}}
+        self._handle = DisplayHandle()  # stored before anything is shown, in case of an interrupt
+        self._handle.display(data, raw=True)
 
     def _remove(self) -> None:
-        self._widget.end()
+        if self._handle is not None:
+            self._handle.update({}, raw=True)  # the saved notebook only contains an empty output, which shows nothing
+        if self._widget is not None:
+            for part in (self._widget, self._widget.style, self._widget.layout):
+                part.close()
 
 
 def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
-    """Create the view for the current environment."""
+    """Create the view for the current environment: a notebook page, a terminal, or neither."""
 
     def see() -> list[Now]:
         return look(board, dead())
 
-    views: dict[str, type[LiveView]] = {"page": WidgetView, "terminal": StatusLine, "nowhere": LiveView}
-    return views[place()](see)
-
-
-def place() -> Literal["page", "terminal", "nowhere"]:
-    """Return where a view would currently be displayed: on a notebook page, in a terminal, or nowhere."""
     if _has_page():
-        return "page"
+        return WidgetView(see)
     terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    return "terminal" if terminal else "nowhere"
+    return StatusLine(see) if terminal else LiveView(see)
 
 
 def _has_page() -> bool:
@@ -196,6 +193,4 @@ def _has_page() -> bool:
 
     nbclient, nbval and VS Code start kernels themselves and don't set it. Colab has a server, but no built-in widgets.
     """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    kernel = getattr(shell, "kernel", None)
-    return kernel is not None and bool(os.environ.get("JPY_SESSION_NAME")) and "google.colab" not in sys.modules
+    return in_kernel() and bool(os.environ.get("JPY_SESSION_NAME")) and "google.colab" not in sys.modules

@@ -9,9 +9,7 @@ x                          # its value is shown for every rank
 import ast
 import builtins
 import dis
-import io
 import sys
-import tokenize
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -23,7 +21,6 @@ from tplab.runtime.launcher import launch
 _OF_THE_RANK = {"rank", "world_size"}  # variables whose values differ from those of the notebook
 _READS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL"}  # Python's opcodes
 _BINDS = {"STORE_NAME", "STORE_GLOBAL"}
-_UNSEEN = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def register_in_ipython() -> None:
@@ -51,9 +48,10 @@ def ranks(line: str, cell: str) -> Any:
     shell = IPython.get_ipython()
     source = "\n" + cell  # the first line of the notebook's cell is the magic itself
     file = shell.compile.cache(source, _number_of_cell(shell), raw_code=f"%%ranks {line}\n{cell}")
-    variables, unsent = _variables(compile(source, file, "exec", dont_inherit=True), shell)
+    variables = _variables(compile(source, file, "exec", dont_inherit=True), shell)
+    quiet = shell.displayhook.semicolon_at_end_of_expression(source)
     home = FunctionType((lambda: None).__code__, shell.user_ns)
-    results = launch(_run_cell, world_size, args=(source, file, home, variables, unsent))
+    results = launch(_run_cell, world_size, args=(source, file, home, variables, quiet))
     for rank, (has_value, text) in enumerate(results):
         if has_value:
             print(f"[rank {rank}] {text}")
@@ -77,11 +75,8 @@ def _parse(line: str) -> int:
         raise ValueError(f"%%ranks needs a number of ranks, such as %%ranks 4; got {line.strip()!r}") from None
 
 
-def _variables(code: CodeType, shell: Any) -> tuple[dict[str, Any], set[str]]:
-    """Return the notebook's variables that the cell needs, and the names of those that it must assign before reading.
-
-    The latter can't be sent. Whether the cell reads them first is only known once it runs.
-    """
+def _variables(code: CodeType, shell: Any) -> dict[str, Any]:
+    """Return the notebook's variables that the cell reads, except for those that it assigns and that can't be sent."""
     instructions = list(_instructions(code))
     read = {one.argval for one in instructions if one.opname in _READS} - _OF_THE_RANK
     bound = {one.argval for one in instructions if one.opname in _BINDS}
@@ -89,8 +84,7 @@ def _variables(code: CodeType, shell: Any) -> tuple[dict[str, Any], set[str]]:
     for name in [name for name in found if hasattr(builtins, name)]:
         if found[name] is shell.user_ns_hidden.get(name):  # IPython's own `open`, `exit` and `quit`
             del found[name]
-    unsent = {name for name in bound & found.keys() if not transport.can_be_sent(found[name])}
-    return {name: value for name, value in found.items() if name not in unsent}, unsent
+    return {name: value for name, value in found.items() if name not in bound or transport.can_be_sent(value)}
 
 
 def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
@@ -101,39 +95,21 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
             yield from _instructions(constant)
 
 
-def _run_cell(
-    source: str, file: str, home: FunctionType, variables: dict[str, Any], unsent: set[str]
-) -> tuple[bool, str]:
+def _run_cell(source: str, file: str, home: FunctionType, variables: dict[str, Any], quiet: bool) -> tuple[bool, str]:
     """Run the cell on a rank. Return whether it ends in an expression with a value, and the repr of that value.
 
     home:    a function of the notebook. Its globals arrive as those of all functions of the notebook, so these
              functions see what the cell assigns
-    unsent:  the notebook's variables that couldn't be sent and that the cell assigns
+    quiet:   whether the cell ends in a semicolon, with which a notebook hides the value of the last expression
     """
     import torch.distributed as dist
 
     namespace = home.__globals__
     namespace.update({"dist": dist, **variables, "rank": dist.get_rank(), "world_size": dist.get_world_size()})
-    if unsent:  # a builtin must not stand in for a variable of the same name
-        namespace["__builtins__"] = {name: value for name, value in vars(builtins).items() if name not in unsent}
     tree = ast.parse(source, filename=file)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) and not _is_quiet(source) else None
-    try:
-        exec(compile(tree, file, "exec", dont_inherit=True), namespace)
-        if not isinstance(last, ast.Expr):
-            return False, ""
-        value = eval(compile(ast.Expression(last.value), file, "eval", dont_inherit=True), namespace)
-    except NameError as error:
-        if error.name in unsent:
-            error.args = (
-                f"{error}. The notebook's `{error.name}` can't be sent to the ranks, so the cell has to assign it "
-                "before using it",
-            )
-        raise
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) and not quiet else None
+    exec(compile(tree, file, "exec", dont_inherit=True), namespace)
+    if not isinstance(last, ast.Expr):
+        return False, ""
+    value = eval(compile(ast.Expression(last.value), file, "eval", dont_inherit=True), namespace)
     return value is not None, repr(value)
-
-
-def _is_quiet(source: str) -> bool:
-    """Return whether code ends in a semicolon, with which a notebook hides the value of the last expression."""
-    tokens = [one for one in tokenize.generate_tokens(io.StringIO(source).readline) if one.type not in _UNSEEN]
-    return bool(tokens) and tokens[-1].string == ";"

@@ -13,10 +13,11 @@ import typing_extensions
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tplab.runtime.board import DEFAULT_GROUP
+from tplab.runtime.failures import RUNTIME, TPLAB
+
 _DEPRECATED = typing_extensions.deprecated.__call__.__code__.co_filename  # torch wraps functions with this decorator
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_RUNTIME = os.path.dirname(__file__) + os.sep
-_TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 @cache
@@ -72,9 +73,9 @@ _whose: dict[int, tuple[int, CodeType]] = {}  # by id of the code, which the val
 
 def _find_out(code: CodeType) -> tuple[int, CodeType]:
     file = code.co_filename
-    if not file.startswith((_TORCH, _TPLAB, _DEPRECATED, "<")):
+    if not file.startswith((_TORCH, TPLAB, _DEPRECATED, "<")):
         whose = _LEARNERS
-    elif file.startswith(_TPLAB) and not file.startswith(_RUNTIME):
+    elif file.startswith(TPLAB) and not file.startswith(RUNTIME):
         whose = _LAYERS
     else:
         whose = _MACHINERY
@@ -117,8 +118,7 @@ class Groups:
 
     def __init__(self) -> None:
         self._members: dict[str, tuple[int, ...]] = {}
-        self._creations: dict[str, tuple[int, str]] = {}
-        self._counts: dict[tuple[int, ...], int] = {}
+        self._places: dict[str, str] = {}
 
     def members_of(self, group: ProcessGroup) -> tuple[int, ...]:
         name = group.group_name
@@ -129,19 +129,13 @@ class Groups:
     def created(self, group: Any, where: str) -> None:
         """Note that the call at `where` has returned `group`, unless it's a placeholder for a group of other ranks."""
         if isinstance(group, ProcessGroup):
-            members = self.members_of(group)
-            default = int(len(members) == dist.get_world_size())  # the default group is the first one of all ranks
-            self._counts[members] = self._counts.get(members, default) + 1
-            self._creations[group.group_name] = self._counts[members], where
+            self._places[group.group_name] = where
 
-    def creation_of(self, group: ProcessGroup | None) -> tuple[int, str]:
-        """Return the group's number among the groups of the same ranks (0: unknown), and the place that created it.
-
-        All members create these groups in the same order, so the number is the same on each of them.
-        """
-        if group is None:
-            return 0, ""
-        return (1, "") if group is dist.group.WORLD else self._creations.get(group.group_name, (0, ""))
+    def creation_of(self, group: ProcessGroup | None) -> str:
+        """Return the call site that created the group, DEFAULT_GROUP, or "" if it isn't known."""
+        if group is dist.group.WORLD:
+            return DEFAULT_GROUP
+        return self._places.get(group.group_name, "") if group is not None else ""
 
 
 def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

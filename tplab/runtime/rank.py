@@ -14,23 +14,25 @@ import textwrap
 import threading
 import traceback
 import warnings
+from collections.abc import Callable
+from itertools import takewhile
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks, inside, preload, setup_file, threads, transport
+from tplab.runtime import hooks, preload, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
-from tplab.runtime.failures import Frames
-from tplab.runtime.group_hooks import set_default_timeout
+from tplab.runtime.failures import RUNTIME, TPLAB, Frames, is_installed, is_standard_library
+from tplab.runtime.hooks import set_default_timeout
 from tplab.runtime.recorder import Recorder
-from tplab.runtime.stream_watch import StreamWatch
+from tplab.runtime.streams import StreamWatch
 
 hooks.install()  # runs once, when the fork server imports this module, because it would cost each rank milliseconds
 
-_RUNTIME_FOLDER = os.path.dirname(__file__)
 _PARENT_DECIDES = datetime.timedelta(days=1)  # the parent detects a deadlock long before the backend times out
 
 
@@ -41,7 +43,6 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
     board: shared memory of all ranks           rendezvous: torch's FileStore  setup: what to run
     """
     modules = len(sys.modules)
-    inside.become_rank()
     connection = Connection(control)
     _redirect_output(output)
     faulthandler.enable(crash, all_threads=False)
@@ -70,7 +71,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         recorder_of_run: list[Recorder] = []
         watching = (connection, recorder_of_run, send)
         threading.Thread(target=_answer_parent, args=watching, daemon=True).start()
-        given, call = setup_file.read(setup)
+        given, call = transport.read_setup(setup)
         status = Board(board, given["world_size"])
         _enter_parents_world(given, rank)
         store = given["store_path"] or f"/proc/self/fd/{rendezvous}"
@@ -121,7 +122,7 @@ def _answer_parent(connection: Connection, recorders: list[Recorder], send: Any)
     with contextlib.suppress(EOFError, OSError):
         while True:
             connection.recv_bytes()
-            send("threads", *threads.look(main, recorders[0].is_blocked if recorders else lambda _: False))
+            send("threads", _any_can_act(main, recorders[0].is_blocked if recorders else lambda _: False))
     os.killpg(0, signal.SIGKILL)
 
 
@@ -173,7 +174,7 @@ def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, 
     frames = [
         (frame.filename, frame.lineno or 0, frame.name)
         for frame in traceback.extract_tb(error.__traceback__)
-        if os.path.dirname(frame.filename) != _RUNTIME_FOLDER
+        if not frame.filename.startswith(RUNTIME)
     ]
     text = "".join(traceback.format_exception_only(type(error), error))
     if isinstance(error, BaseExceptionGroup):
@@ -186,3 +187,44 @@ def _describe_part(error: BaseException, number: int) -> str:
     *_, (text, frames) = describe_exception(error)
     places = [f'at File "{file}", line {line}, in {function}\n' for file, line, function in frames[-1:]]
     return textwrap.indent(f"{number}. {text}{''.join(places)}", "  ")
+
+
+# Can any thread still make progress?
+#
+# A rank in which one thread waits for a message isn't stuck if another of its threads can still make progress. Threads
+# of installed packages that only serve other threads, such as a progress bar's, don't count. Neither do threads that
+# wait for another thread without a time limit, as in `join()`.
+
+_WAITS_FOR_A_THREAD = ("threading.py", "queue.py", os.path.join("concurrent", "futures", "_base.py"))
+_NO_LIMIT = (None, -1)
+
+
+def _any_can_act(main: int, is_blocked: Callable[[int], bool]) -> bool:
+    """Return True if any thread of this process can still make progress.
+
+    main          id of the thread that runs the learner's function
+    is_blocked    returns True if the thread with the given id is blocked in a collective
+    """
+    return any(
+        not is_blocked(thread) and _can_act([each for each, _ in traceback.walk_stack(frame)], thread == main)
+        for thread, frame in sys._current_frames().items()
+        if thread != threading.get_ident()
+    )
+
+
+def _can_act(stack: list[FrameType], is_main: bool) -> bool:
+    files = [frame.f_code.co_filename for frame in stack]
+    of_learner = is_main or any(_is_learners(file) for file in files)
+    if not of_learner and not all(is_standard_library(file) for file in files):
+        return False
+    waiting = takewhile(lambda frame: frame.f_code.co_filename.endswith(_WAITS_FOR_A_THREAD), stack)
+    if inner := list(waiting):
+        return any(frame.f_locals.get("timeout") not in _NO_LIMIT for frame in inner)
+    return of_learner
+
+
+def _is_learners(file: str) -> bool:
+    """Return True for the learner's files and for tplab's, except for those in its runtime."""
+    if file.startswith(("<", RUNTIME)):
+        return False
+    return file.startswith(TPLAB) or not is_installed(file)

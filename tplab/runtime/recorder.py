@@ -7,15 +7,14 @@ another rank, or a tensor whose elements aren't one block of memory. `hooks` cal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tplab.runtime.board import STORE, Board, Call, Entry, channel_of_messages
+from tplab.runtime.board import Board, Call, channel_of_messages
 from tplab.runtime.failures import lost_connection
 from tplab.runtime.naming import (
     Groups,
@@ -29,9 +28,9 @@ from tplab.runtime.naming import (
     signature_of,
 )
 from tplab.runtime.records import Collective, Transfer
-from tplab.runtime.stream_waits import StreamWaits
-from tplab.runtime.stream_watch import StreamWatch
+from tplab.runtime.streams import StreamWaits, StreamWatch
 
+_OF_ALL_RANKS = ("all_gather", "gather", "scatter")  # their messages consist of the tensors of all ranks
 _MOST_KNOWN = 4096  # a limit is needed because shapes may differ each time
 
 
@@ -47,33 +46,26 @@ class _Known(NamedTuple):
 
     call: Call
     others: tuple[int, ...]  # the other members, which must enter the same collective
-    described: tuple[Any, ...]  # kind, group, shape, dtype, bytes, op, peer, where
+    kind: str  # this and what follows are the fields of `Collective`
+    group: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    op: str | None
+    peer: int | None
+    where: str
 
 
 class _Entered:
     """A collective that this rank has entered, with its timing."""
 
-    __slots__ = (
-        "end",
-        "known",
-        "mark",
-        "number",
-        "others",
-        "start",
-        "tag",
-        "transfer",
-        "wait",
-        "waited",
-        "waits_since",
-    )
+    __slots__ = ("end", "known", "mark", "number", "others", "start", "tag", "transfer", "waited")
 
     def __init__(self, known: _Known, number: int, start: float) -> None:
         self.known, self.number, self.start = known, number, start
         self.end: float | None = None
         self.tag: int | None = None  # only for a receive from any rank, until the sender is known
         self.waited = 0.0
-        self.waits_since: float | None = None
-        self.wait: int | None = None  # where the board shows that the rank waits for it
         self.transfer: Transfer | None = None  # on the clock of this process
         self.mark: Any = None  # where the stream may have started to wait
         self.others: Sequence[_Entered] = ()  # if it's the first of a batch, the rest of the batch
@@ -83,30 +75,16 @@ class _Entered:
         """Its call and number, and those of the rest of its batch."""
         return [(entered.known.call, entered.number) for entered in (self, *self.others)]
 
-    @property
-    def where(self) -> str:
-        """The call site, as "file:line:function"."""
-        return str(self.known.described[-1])
-
     def collective(self, rank: int, origin: float) -> Collective:
-        kind, group, shape, dtype, size, op, peer, where = self.known.described
+        known = self.known
         start, end = self.start - origin, None if self.end is None else self.end - origin
         transfer = self.transfer
         if transfer is not None:
             transfer = Transfer(transfer.start - origin, transfer.end - origin, transfer.link)
         return Collective(
-            rank, kind, group, self.number, shape, dtype, size, op, peer, where, start, end, self.waited, transfer
-        )
-
-
-class _Done:
-    """Wraps a `Work` so that `query` returns whether it has completed."""
-
-    def __init__(self, work: Any) -> None:
-        self._work = work
-
-    def query(self) -> bool:
-        return bool(self._work.is_completed())
+            rank, known.kind, known.group, self.number, known.shape, known.dtype, known.bytes, known.op, known.peer,
+            known.where, start, end, self.waited, transfer,
+        )  # fmt: skip
 
 
 class Recorder:
@@ -124,15 +102,13 @@ class Recorder:
         self.entered: list[_Entered] = []
         self.stream: StreamWaits | None = None
         self.watch: StreamWatch | None = None
-        self._watch_of_torch: StreamWatch | None = None  # on the CPU, once torch has started a collective in C++
         self.on_enter: Callable[[str, int], None] | None = None
         self.report: Callable[[], None] = lambda: None
-        self.waiting: dict[int, _Entered] = {}  # what each thread is blocked in, by thread id
+        self._blocked: set[int] = set()  # ids of the threads that are blocked in a collective
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
         self.groups = Groups()
         self.pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()  # by Work or Future
-        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # usually, the latest work is waited for next
         self._functional: dict[int, _Entered] = {}
         self._batch: list[_Entered] | None = None
 
@@ -143,10 +119,9 @@ class Recorder:
     # Entering and leaving
 
     def enter_collective(
-        self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], factor: int, op: str | None, root: int | None,
-        kept: bool = True,
-    ) -> _Entered:  # fmt: skip
-        """Enter a collective of `group`. The message size is `factor` times the size of `tensors` in bytes."""
+        self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], op: str | None, root: int | None
+    ) -> _Entered:
+        """Enter a collective of `group`. `root` is a rank within the group."""
         name = group.group_name
         frame = caller()
         key = (name, kind, op, root, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
@@ -155,8 +130,8 @@ class Recorder:
             members = self.groups.members_of(group)
             peer = None if root is None else members[root]
             signature = signature_of(kind, tensors, op, peer)
-            known = self._know(key, name, kind, members, tensors, factor, op, peer, signature, frame, group)
-        return self._calls_backend(self._enter(name, known, kept))
+            known = self._know(key, name, kind, members, tensors, op, peer, signature, frame, group)
+        return self._calls_backend(self._enter(name, known))
 
     def enter_call(
         self, kind: str, channel: str, signature: str, members: tuple[int, ...], others: Sequence[int],
@@ -169,20 +144,9 @@ class Recorder:
         group      the process group that the call belongs to, if any
         """
         where = place_of(caller())
-        call = Call(channel, kind, signature, members, where, -1, *self.groups.creation_of(group))
+        call = Call(channel, kind, signature, members, where, -1, self.groups.creation_of(group))
         others = tuple(rank for rank in others if rank != self.rank)
-        return self._enter(channel, _Known(call, others, (kind, members, (), "", 0, None, None, where)), kept=False)
-
-    @contextmanager
-    def blocked_in(self, entered: _Entered) -> Iterator[None]:
-        """Context manager for a call that returns only once the other ranks have joined it."""
-        self._shows_wait(entered)
-        try:
-            yield
-        except BaseException as error:
-            self.gave_up(entered, error)
-            raise
-        self._no_longer_waits(entered)
+        return self._enter(channel, _Known(call, others, kind, members, (), "", 0, None, None, where), kept=False)
 
     def enter_message(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
@@ -201,48 +165,48 @@ class Recorder:
         known = self._known.get(key)
         if known is None:
             pair = members if other is None else (sender, receiver)
-            known = self._know(key, channel, kind, pair, tensors, 1, None, other, describe(tensors), frame)
+            known = self._know(key, channel, kind, pair, tensors, None, other, describe(tensors), frame)
         entered = self._enter(channel, known)
-        if other is None:  # it gets its number once the sender is known
+        if other is None:
             entered.tag = tag
         return self._calls_backend(entered)
 
     def _know(
         self, key: tuple[Any, ...], channel: str, kind: str, members: tuple[Any, ...], tensors: Sequence[Tensor],
-        factor: int, op: str | None, peer: int | None, signature: str, frame: FrameType | None,
-        group: ProcessGroup | None = None,
+        op: str | None, peer: int | None, signature: str, frame: FrameType | None, group: ProcessGroup | None = None,
     ) -> _Known:  # fmt: skip
         for tensor in tensors:
             if not tensor.is_contiguous() and not is_one_block(tensor):
                 raise ValueError(not_one_block(kind, tensor))
         where = place_of(frame)
-        size = factor * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if kind in _OF_ALL_RANKS:
+            size *= len(members)
         first = tensors[0] if tensors else None
         shape = () if first is None else tuple(first.shape)
         dtype = "" if first is None else dtype_name(first.dtype)
         call = Call(
-            channel, kind, signature, members, where, -1 if peer is None else peer, *self.groups.creation_of(group)
+            channel, kind, signature, members, where, -1 if peer is None else peer, self.groups.creation_of(group)
         )
         others = tuple(rank for rank in members if rank != self.rank)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        known = _Known(call, others, (kind, members, shape, dtype, size, op, peer, where))
+        known = _Known(call, others, kind, members, shape, dtype, size, op, peer, where)
         self._known[key] = known
         return known
 
     def _enter(self, channel: str, known: _Known, kept: bool = True) -> _Entered:
         number = 0
-        if not _any_rank_completes(known):
+        if known.kind != "recv" or known.peer is not None:  # otherwise, the sender has to be known first
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         if self.on_enter is not None:
             self.on_enter(channel, number)
         if self.board is not None:
-            slot = self.board.write(self.rank, known.call, number)
-            if number:
-                for rank in known.others:
-                    different = self.board.find_other(rank, known.call, number)
-                    if different is not None:
-                        self._compare(different, slot)
+            self.board.write(self.rank, known.call, number)
+            for rank in known.others if number else ():
+                if self.board.contradicts(rank, known.call, number):
+                    self.report()
+                    raise Mismatch(f"rank {rank} enters something else than rank {self.rank} at {known.where}")
         entered = _Entered(known, number, time.monotonic())
         if kept:
             self.entered.append(entered)
@@ -254,14 +218,6 @@ class Recorder:
         if self.watch is not None:
             self.watch.calls(entered.joint)
         return entered
-
-    def _compare(self, other: Entry, slot: int) -> None:
-        """Raise Mismatch if the other rank's entry doesn't match the entry in this rank's `slot`."""
-        assert self.board is not None
-        mine = self.board.read(self.rank, slot)
-        if mine is not None and other.differs_from(mine):
-            self.report()
-            raise Mismatch(f"{mine.kind} on rank {self.rank}, {other.kind} at the same place on another")
 
     def started(self, entered: _Entered, work: Any) -> None:
         """Note that the backend has accepted the collective. `work` is its handle.
@@ -276,68 +232,45 @@ class Recorder:
             self._stream_waits_for(entered)
             self.completed(entered)
             return
-        if self._latest is not None:
-            earlier, still_running = self._latest
-            if (earlier_work := earlier()) is not None:
-                self.pending[earlier_work] = still_running
-        self._latest = weakref.ref(work), entered
-
-    def started_in_torch(self, entered: _Entered, work: Any) -> None:
-        """Note that torch's C++ code has started a collective. That code waits for `work` without telling us."""
-        if self.board is None:
-            return
-        watch = self.watch or self._watch_of_torch
-        if watch is None:
-            watch = self._watch_of_torch = StreamWatch(self.rank, self.board, None)
-            watch.start()
-        watch.completes(entered.joint, _Done(work))
+        self.pending[work] = entered
 
     def is_blocked(self, thread: int) -> bool:
         """Return True if the thread is blocked in a collective, so that only other ranks can make it go on."""
-        watches = (self.watch, self._watch_of_torch)
-        return thread in self.waiting or any(watch is not None and watch.blocked_thread == thread for watch in watches)
-
-    @property
-    def shows_wait_of_this_thread(self) -> bool:
-        return threading.get_ident() in self.waiting
+        return thread in self._blocked or (self.watch is not None and self.watch.blocked_thread == thread)
 
     def completed(self, entered: _Entered) -> None:
         if entered.end is None:
             entered.end = time.monotonic()
 
-    def waits(self, entered: _Entered) -> None:
-        """Note that this thread starts to wait for the collective."""
-        entered.waits_since = time.monotonic()
+    def wait_for(self, entered: _Entered, wait: Callable[[], Any]) -> Any:
+        """Return `wait()`, which waits for the collective. On a GPU, the stream may wait for longer."""
+        since = time.monotonic()
         if self.stream is not None:
             entered.mark = self.stream.mark()
-        self._shows_wait(entered)
-
-    def _shows_wait(self, entered: _Entered) -> None:
-        if self.board is not None:
-            entered.wait = self.board.begin_wait(self.rank, entered.known.call, entered.number)
-            self.waiting[threading.get_ident()] = entered
-
-    def has_waited(self, entered: _Entered) -> None:
-        """Note that the collective has completed and the rank continues. On a GPU, the stream may still be waiting."""
+        result = self.blocked_in(entered, wait)
         self._stream_goes_on(entered)
         self._stream_waits_for(entered)
-        self._no_longer_waits(entered)
-        if entered.waits_since is not None:
-            entered.waited += time.monotonic() - entered.waits_since
-            entered.waits_since = None
+        entered.waited += time.monotonic() - since
         self.completed(entered)
+        return result
 
-    def gave_up(self, entered: _Entered, error: BaseException) -> None:
-        """Note that waiting has raised an error. After a lost connection, the board keeps showing the wait."""
-        if lost_connection(str(error)):
-            self.waiting.pop(threading.get_ident(), None)
-        else:
-            self._no_longer_waits(entered)
+    def blocked_in(self, entered: _Entered, call: Callable[[], Any]) -> Any:
+        """Return `call()`, which returns only once the other ranks have joined. The board shows the wait.
 
-    def _no_longer_waits(self, entered: _Entered) -> None:
-        if self.board is not None:
-            self.waiting.pop(threading.get_ident(), None)
-            wait, entered.wait = entered.wait, None
+        After a lost connection, the board keeps showing it.
+        """
+        if self.board is None:
+            return call()
+        wait = self.board.begin_wait(self.rank, entered.known.call, entered.number)
+        self._blocked.add(threading.get_ident())
+        try:
+            return call()
+        except BaseException as error:
+            if lost_connection(str(error)):
+                wait = None
+            raise
+        finally:
+            self._blocked.discard(threading.get_ident())
             self.board.end_wait(self.rank, wait)
 
     def batch_begins(self) -> None:
@@ -379,19 +312,14 @@ class Recorder:
 
     def came_from(self, entered: _Entered, source: int) -> None:
         """Note that a receive from any rank has completed. `source` is the sender's rank within the group."""
-        kind, members, shape, dtype, size, op, _, where = entered.known.described
-        sender, pair = members[source], (members[source], self.rank)
+        known, sender = entered.known, entered.known.group[source]
         channel = channel_of_messages(sender, self.rank, entered.tag)
         entered.number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        call = Call(channel, kind, f"{list(shape)} {dtype}", pair, where, sender)
-        entered.known = _Known(call, (), (kind, pair, shape, dtype, size, op, sender, where))
+        pair = sender, self.rank
+        call = Call(channel, known.kind, f"{list(known.shape)} {known.dtype}", pair, known.where, sender)
+        entered.known = known._replace(call=call, others=(), group=pair, peer=sender)
         if self.board is not None:
             self.board.write(self.rank, call, entered.number)
-
-    def of_work(self, work: Any) -> _Entered | None:
-        if self._latest is not None and self._latest[0]() is work:
-            return self._latest[1]
-        return self.pending.get(work)
 
     def functional_started(self, entered: _Entered, outputs: Sequence[Tensor]) -> None:
         self._call_has_returned(entered)
@@ -408,8 +336,3 @@ class Recorder:
     def forget(self, start: int) -> None:
         """Remove all but the first `start` collectives from the record. The board still shows the latest ones."""
         del self.entered[start:]
-
-
-def _any_rank_completes(known: _Known) -> bool:
-    kind, *_, peer, _ = known.described
-    return kind.startswith(STORE) or (kind == "recv" and peer is None)

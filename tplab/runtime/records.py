@@ -1,9 +1,8 @@
-"""Records of what the ranks communicated. A `Record` is a sequence of `Collective` entries."""
+"""The results of a run, and what the ranks communicated. A `Record` is a list of `Collective` entries."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 
 class Transfer(NamedTuple):
@@ -67,26 +66,8 @@ class Total(NamedTuple):
     bytes: int
 
 
-class Record(Sequence[Collective]):
+class Record(list[Collective]):
     """The collectives of a run, sorted by rank. For each rank, they're in the order in which the rank entered them."""
-
-    def __init__(self, collectives: Sequence[Collective] = ()) -> None:
-        self._collectives = list(collectives)
-
-    def __len__(self) -> int:
-        return len(self._collectives)
-
-    @overload
-    def __getitem__(self, index: int) -> Collective: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Record": ...
-    def __getitem__(self, index: int | slice) -> "Collective | Record":
-        if isinstance(index, slice):
-            return Record(self._collectives[index])
-        return self._collectives[index]
-
-    def __iter__(self) -> Iterator[Collective]:
-        return iter(self._collectives)
 
     @property
     def ranks(self) -> list[int]:
@@ -130,3 +111,18 @@ class Record(Sequence[Collective]):
         head = "".join(f"<th>{name}</th>" for name in ("rank", "kind", "calls", "bytes"))
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+class Results(list[Any]):
+    """The values that the ranks returned, in rank order.
+
+    output:  the text that each rank printed, in rank order
+    record:  the collectives that the ranks entered
+    spans:   when each rank's function started and returned, in seconds since the launch began
+    """
+
+    def __init__(
+        self, returned: list[Any], output: list[str], record: Record, spans: list[tuple[float, float]]
+    ) -> None:
+        super().__init__(returned)
+        self.output, self.record, self.spans = output, record, spans

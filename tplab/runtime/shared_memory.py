@@ -43,8 +43,6 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _OPERATIONS: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
-_functional: dict[int, "Reduction"] = {}  # all-reduces in progress, by the address of the result's storage
-_hooked = False  # all-reduces only reach this module if `tplab.runtime.hooks` has replaced torch's
 
 
 def share_memory(group: ProcessGroup | None, largest: int) -> bool:
@@ -57,11 +55,7 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     Every rank gets exactly the same result. With more than two ranks, a sum may be rounded differently than with gloo,
     because the ranks' tensors are added in rank order. A NaN on any rank makes the maximum and the minimum NaN. A group
     of p ranks needs 2 · p · `largest` bytes of memory.
-
-    Raises RuntimeError if this process wasn't started by tplab and isn't being recorded.
     """
-    if not _hooked:
-        raise RuntimeError("share_memory only works on ranks that tplab.launch has started, or after tplab.record")
     group = group or dist.group.WORLD
     assert group is not None  # there is a process group
     size = dist.get_world_size(group)
@@ -136,8 +130,6 @@ def instead_of(gloos: AllReduce, op_name: Callable[[Any], str | None]) -> AllRed
 
     op_name    returns the name of the operation in a `dist.AllreduceOptions`
     """
-    global _hooked
-    _hooked = True
 
     def all_reduce(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         if _slots and len(args) == 2 and isinstance(args[1], dist.AllreduceOptions) and len(args[0]) == 1:
@@ -147,20 +139,6 @@ def instead_of(gloos: AllReduce, op_name: Callable[[Any], str | None]) -> AllRed
         return gloos(group, *args, **kwargs)
 
     return all_reduce
-
-
-def functional_all_reduce(group: ProcessGroup, x: Tensor, op: str, in_place: bool) -> Tensor | None:
-    """Start an all-reduce for DTensor or torch.compile. Return its result, or None if the caller has to use gloo."""
-    if not _slots or (slots := _slots_for(group, x, op)) is None:
-        return None
-    result = x if in_place else x.clone(memory_format=torch.contiguous_format)
-    _functional[result.untyped_storage().data_ptr()] = slots.all_reduce(result, op)
-    return result
-
-
-def functional_work(tensor: Tensor) -> "Reduction | None":
-    """Return the work that `functional_all_reduce` started for this tensor, or None. A second call returns None."""
-    return _functional.pop(tensor.untyped_storage().data_ptr(), None) if _functional else None
 
 
 def _slots_for(group: ProcessGroup, x: Tensor, op: str) -> "_Slots | None":

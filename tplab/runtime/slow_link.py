@@ -28,7 +28,7 @@ without a message. `time.monotonic` is the same clock in all processes of a mach
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,20 +44,14 @@ _LOOK = 1e-3  # seconds between two looks for a member that hasn't started yet
 
 
 class SlowLink(Carrier):
-    """A link with `alpha` seconds of latency and `bandwidth` bytes per second in each direction. See `slow_link`.
+    """A link with `alpha` seconds of latency and `bandwidth` bytes per second in each direction. See `slow_link`."""
 
-    now, sleep    the clock, in seconds. All ranks must use the same one
-    """
-
-    def __init__(
-        self, alpha: float = 0.0, bandwidth: float = math.inf, *,
-        now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+    def __init__(self, alpha: float = 0.0, bandwidth: float = math.inf) -> None:
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha={alpha} seconds: a latency is at least 0 and finite")
         if not bandwidth > 0:
             raise ValueError(f"bandwidth={bandwidth} bytes per second: it has to be more than 0")
-        self.alpha, self.bandwidth, self.now, self.sleep = alpha, bandwidth, now, sleep
+        self.alpha, self.bandwidth = alpha, bandwidth
         self._latest: dict[str, _Transfer] = {}  # by channel
 
     @property
@@ -82,22 +76,23 @@ class SlowLink(Carrier):
         backend = dist.get_backend(operation.group)  # "gloo", or what it is by device, such as "cpu:gloo,cuda:nccl"
         if "gloo" not in backend or any(not tensor.is_cpu for tensor in (*operation.read, *operation.written)):
             raise RuntimeError(
-                f"slow_link can only delay tensors on the CPU in groups with gloo, and this is a {operation.kind} with "
-                f"{backend}: launch the ranks with backend='gloo'"
+                "slow_link can only delay tensors on the CPU in groups with gloo, and this is a "
+                f"{operation.known.kind} with {backend}: launch the ranks with backend='gloo'"
             )
-        if not operation.number:
-            raise NotImplementedError(f"slow_link can't delay a {operation.kind} from any rank: name the sender")
-        previous = self._latest.get(operation.channel)
+        if not operation.entered.number:
+            raise NotImplementedError("slow_link can't delay a recv from any rank: name the sender")
+        channel = operation.known.call.channel
+        previous = self._latest.get(channel)
         if previous is not None:
             previous.arrival()  # as soon as possible, because the board forgets the start of old operations
         transfer = _Transfer(self, operation, _board(), previous)
-        self._latest[operation.channel] = transfer
+        self._latest[channel] = transfer
         return _SlowWork(call({}), transfer)
 
     def passes_by(self, kind: str) -> None:
         raise NotImplementedError(
-            f"slow_link can't delay this {kind}, because torch starts it from C++, as DistributedDataParallel, DTensor "
-            "and functional collectives do: use the functions of torch.distributed"
+            f"slow_link can't delay this {kind}, because torch starts it from C++, as in DTensor and all functional "
+            "collectives: use the functions of torch.distributed"
         )
 
 
@@ -105,29 +100,30 @@ class _Transfer:
     """What the link does for one operation."""
 
     def __init__(self, link: SlowLink, operation: Operation, board: Board, previous: "_Transfer | None") -> None:
-        self.link, self.operation, self._board, self._previous = link, operation, board, previous
-        self._seconds = link.seconds(operation.kind, operation.bytes, len(operation.members))
+        self.link, self._entered, self._board, self._previous = link, operation.entered, board, previous
+        self._channel, self._members = operation.known.call.channel, operation.known.call.members
+        self._name = f"{operation.known.kind} #{operation.entered.number}"
+        self._seconds = link.seconds(operation.known.kind, operation.known.bytes, len(self._members))
         self._arrival: float | None = None
 
     def arrival(self) -> float | None:
         """Return the time at which the operation completes, or None if a member hasn't started it yet."""
         if self._arrival is None:
             free = self._previous.arrival() if self._previous is not None else -math.inf
-            starts = [self._start_on(rank) for rank in self.operation.members]
+            starts = [self._start_on(rank) for rank in self._members]
             known = [start for start in starts if start is not None]
             if free is None or len(known) < len(starts):
                 return None
             began = max(free, *known)
             self._previous, self._arrival = None, began + self._seconds
-            self.operation.entered.transfer = Transfer(began, self._arrival, self.link.text)
+            self._entered.transfer = Transfer(began, self._arrival, self.link.text)
         return self._arrival
 
     def _start_on(self, rank: int) -> float | None:
-        one = self.operation
-        found = self._board.start_of(rank, one.channel, one.number)
+        found = self._board.start_of(rank, self._channel, self._entered.number)
         if found is None:
             raise RuntimeError(
-                f"rank {rank} has started more than {STARTS_KEPT} operations since {one.kind} #{one.number}, and "
+                f"rank {rank} has started more than {STARTS_KEPT} operations since {self._name}, and "
                 "slow_link has forgotten when that one started: wait for some of them earlier"
             )
         return None if math.isnan(found) else found
@@ -135,20 +131,20 @@ class _Transfer:
     def finish(self) -> None:
         """Sleep until the operation is completed."""
         while (arrival := self.arrival()) is None:
-            outside = [rank for rank in self.operation.members if self._is_outside(rank)]
-            self.link.sleep(_LOOK)
+            outside = [rank for rank in self._members if self._is_outside(rank)]
+            time.sleep(_LOOK)
             for rank in outside:
                 if self._start_on(rank) is None:
                     raise RuntimeError(
-                        f"rank {rank} has entered {self.operation.kind} #{self.operation.number} outside of slow_link: "
+                        f"rank {rank} has entered {self._name} outside of slow_link: "
                         "all members of a group have to use it for the same operations"
                     )
-        if (left := arrival - self.link.now()) > 0:
-            self.link.sleep(left)
+        if (left := arrival - time.monotonic()) > 0:
+            time.sleep(left)
 
     def _is_outside(self, rank: int) -> bool:
-        count = self._board.count(rank, self.operation.channel)
-        return count is not None and count >= self.operation.number and self._start_on(rank) is None
+        count = self._board.count(rank, self._channel)
+        return count is not None and count >= self._entered.number and self._start_on(rank) is None
 
 
 class _SlowWork(Carried):
@@ -161,7 +157,7 @@ class _SlowWork(Carried):
 
     def is_completed(self) -> bool:
         arrival = self._transfer.arrival()
-        return arrival is not None and self._transfer.link.now() >= arrival and bool(self.work.is_completed())
+        return arrival is not None and time.monotonic() >= arrival and bool(self.work.is_completed())
 
 
 def _board() -> Board:
@@ -181,21 +177,15 @@ def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowL
     change. `link.text` describes the link for a picture, and each `Collective` of the record says when its transfer
     began and ended. Raises RuntimeError in a process that `launch` hasn't started, on a backend other than gloo, inside
     another slow_link, and if a group has more than 128 operations in flight on a rank. Raises NotImplementedError for a
-    receive from any rank and for the collectives that torch starts from C++.
+    receive from any rank and for functional collectives. What DistributedDataParallel sends isn't delayed.
     """
-    with on_link(SlowLink(alpha, bandwidth)) as link:
-        yield link
-
-
-@contextmanager
-def on_link(link: SlowLink) -> Iterator[SlowLink]:
-    """Context manager for a link that exists already, such as one with another clock."""
+    link = SlowLink(alpha, bandwidth)
     board, recorder = _board(), hooks.active
     assert recorder is not None  # the board is its own
     if recorder.on_enter is not None:
         raise RuntimeError("this rank is in a slow_link already")
     rank = recorder.rank
-    recorder.on_enter = lambda channel, number: board.note_start(rank, channel, number, link.now())
+    recorder.on_enter = lambda channel, number: board.note_start(rank, channel, number, time.monotonic())
     try:
         with hooks.carried_by(link):
             yield link

@@ -4,12 +4,8 @@ torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), un
 """
 
 import atexit
-import contextlib
-import json
 import os
 import sys
-import time
-import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,13 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks, inside
+from tplab.runtime import hooks
 from tplab.runtime.devices import VARIABLE, backend_for
 from tplab.runtime.display import in_kernel
 from tplab.runtime.failures import rank_names
-from tplab.runtime.group_hooks import set_default_timeout
-from tplab.runtime.records import Record
-from tplab.runtime.results import Results
+from tplab.runtime.forkserver import is_rank
+from tplab.runtime.hooks import set_default_timeout
+from tplab.runtime.records import Record, Results
 
 LOST_AFTER = timedelta(minutes=3)  # how long a rank waits in a collective of a group without its own timeout
 PATIENCE = timedelta(days=1)  # how long a rank waits for the others' results. torchrun ends it if another rank fails
@@ -41,7 +37,7 @@ def is_active() -> bool:
     program that the rank starts inherits all of torchrun's variables. But once the rank has called launch, it's taken.
     """
     taken = os.environ.get(_TAKEN_BY) not in (None, str(os.getpid()))
-    return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys() and not taken and not inside.is_rank()
+    return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys() and not taken and not is_rank()
 
 
 def local_rank() -> int:
@@ -105,8 +101,9 @@ def _init_process_group() -> None:
     atexit.register(_destroy_process_group)
     on_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     store, rank, world_size = next(dist.rendezvous("env://", timeout=LOST_AFTER))
-    name, obstacles = roll_call(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
-    store = dist.PrefixStore(name, store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store has the addresses of earlier ranks, too
+    store = dist.PrefixStore(f"attempt {attempt}", store)
+    obstacles = exchange(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
     if any(obstacles) and os.environ.get(VARIABLE) == "nccl":
         reasons = "; ".join(f"{ranks}: {obstacle}" for obstacle, ranks in _ranks_by_obstacle(obstacles).items())
         raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU. {reasons}")
@@ -123,44 +120,22 @@ def _init_process_group() -> None:
             print(f"tplab: all ranks compute on the CPU, over gloo, because of {ranks}: {obstacle}", file=sys.stderr)
 
 
-def roll_call(
-    store: dist.Store, rank: int, world_size: int, text: str, patience: timedelta = LOST_AFTER
-) -> tuple[str, list[str]]:
-    """Return a name that only these processes know, and the texts of all ranks. Every rank has to call this function.
-
-    When torchrun restarts failed ranks, its store still holds what the old ranks wrote, such as the addresses at which
-    they listened. New ranks that read these addresses would wait for processes that are gone. So every process writes a
-    random number to the store, rank 0 publishes a list of all numbers, and the list counts only once every rank has
-    found its own number in it. The number of restarts can't replace the random numbers, because torchrun counts the
-    restarts of each machine separately.
+def exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:
+    """Return the texts of all ranks. Every rank has to call this function.
 
     This can't be a collective, because the ranks have yet to agree on a backend. Raises TimeoutError if some ranks
-    haven't called it within `patience`.
+    haven't called it within LOST_AFTER.
     """
-    mine = json.dumps([uuid.uuid4().hex, text])
-    store.set(f"tplab/{rank}", mine)
-    answered: str | None = None
-    until = time.monotonic() + patience.total_seconds()
-    with contextlib.suppress(dist.DistStoreError):  # what `wait` raises when the time is up
-        while (left := until - time.monotonic()) > 0:
-            if rank == 0:
-                keys = [f"tplab/{other}" for other in range(world_size)]
-                store.wait(keys, timedelta(seconds=left))
-                present = [store.get(key).decode() for key in keys]
-                store.set("tplab/roll", json.dumps(present))
-            store.wait(["tplab/roll"], timedelta(seconds=left))
-            roll = store.get("tplab/roll").decode()
-            name, present = uuid.uuid5(uuid.NAMESPACE_OID, roll).hex, json.loads(roll)
-            if present[rank : rank + 1] == [mine]:
-                arrived = store.add(f"tplab/{name}", int(answered != name))
-                answered = name
-                if arrived == world_size:
-                    return name, [json.loads(one)[1] for one in present]
-            time.sleep(0.01)
-    raise TimeoutError(
-        f"rank {rank} waited {patience.total_seconds():.0f} s for all {world_size} ranks to start. Look for an error "
-        "message from one of the others, or for a machine on which torchrun wasn't started."
-    )
+    keys = [f"tplab/{other}" for other in range(world_size)]
+    store.set(keys[rank], text)
+    try:
+        store.wait(keys, LOST_AFTER)
+    except dist.DistStoreError:
+        raise TimeoutError(
+            f"rank {rank} waited {LOST_AFTER.total_seconds():.0f} s for all {world_size} ranks to start. Look for an "
+            "error message from one of the others, or for a machine on which torchrun wasn't started."
+        ) from None
+    return [store.get(key).decode() for key in keys]
 
 
 def _ranks_by_obstacle(obstacles: list[str]) -> dict[str, str]:

@@ -1,9 +1,12 @@
 """Watch over running ranks from the parent process until all have returned or something goes wrong."""
 
+import contextlib
 import os
 import selectors
+import signal
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Pipe
 from typing import Any
 
 from tplab.runtime import transport
@@ -13,8 +16,6 @@ from tplab.runtime.diagnosis import (
     deadlocked,
     explain,
     lost_messages,
-    missing,
-    name,
     skipped_groups,
     snapshot,
     unmatched_messages,
@@ -35,24 +36,90 @@ from tplab.runtime.failures import (
     rank_names,
     split_message,
 )
-from tplab.runtime.forkserver import read_status
+from tplab.runtime.forkserver import ForkServer, read_status
 from tplab.runtime.liveview import live_view
-from tplab.runtime.preload import Module
-from tplab.runtime.process import RankProcess
-from tplab.runtime.records import Record
-from tplab.runtime.results import Results
+from tplab.runtime.records import Record, Results
 
 POLL_SECONDS = 0.1
 SETTLED_SECONDS = 0.5  # how long a deadlock must last without any change to count as one
-LATE_SECONDS = 5.0  # how long a message may take after its sender has returned, and a rank to notice a key in a store
+LATE_SECONDS = 5.0  # how long a message may take after its sender has returned
 GRACE_SECONDS = 0.15  # how long to wait after the first failure, because other ranks may be about to report theirs
 CAUSE_SECONDS = 10.0  # how long to wait, after an error that another rank must have caused, for that rank's report
 STACK_SECONDS = 3.0  # how long the ranks may take to report where they are
 STACK_REST_SECONDS = 0.05  # how long to wait for the rest of a stack whose first part has arrived
-BUSY_SECONDS = 10.0  # how long a rank may compute while others wait for it, before we say so
 ASK_SECONDS = 1.0  # how long to wait before the ranks are asked about their threads again
 LAST_OUTPUT_SECONDS = 2.0
 START_SECONDS = 120.0  # how long the ranks may take to start. NCCL is slow to start, so this isn't part of the timeout
+
+
+class RankProcess:
+    """The process of a rank and its pipes. `Watch` reads them.
+
+    message:  the rank's final message: ("result", ...), ("error", ...) or ("mismatch",); None until it arrives
+    status:   exit status of the process (negative: signal number); None while it's alive
+    can_act:  whether any of its threads can still make progress; None until it answers
+    crash:    the Python stack that faulthandler wrote, either on request or in a crash
+    """
+
+    def __init__(self, rank: int, server: ForkServer, shared: tuple[int, ...]) -> None:
+        self.rank = rank
+        self.message: tuple[Any, ...] | None = None
+        self.status: int | None = None
+        self.can_act: bool | None = None
+        self.crash = bytearray()
+        self.pid: int | None = None
+        self.control, theirs = Pipe()
+        self.output, output = os.pipe()
+        self.stack, stack = os.pipe()
+        try:
+            self.exit = server.fork([theirs.fileno(), output, stack, *shared])
+        except BaseException:
+            self._close_pipes()
+            raise
+        finally:
+            theirs.close()
+            os.close(output)
+            os.close(stack)
+        self.control.send_bytes(rank.to_bytes(4, "little"))
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def ask_for_stack(self) -> None:
+        """Have faulthandler write the rank's stack to the `stack` pipe. Works even if the rank is stuck in C++."""
+        self.crash.clear()
+        if self.pid is not None and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+
+    def ask_for_threads(self) -> None:
+        """Ask the rank what its threads are doing. It can't answer while a call holds the global interpreter lock."""
+        self.can_act = None
+        if self.alive:
+            with contextlib.suppress(OSError):
+                self.control.send_bytes(b"threads")
+
+    def kill(self) -> None:
+        """Kill the rank and every process that it has started."""
+        if self.pid is None:
+            self.pid = read_status(self.exit)  # the fork itself may still be under way
+        if self.pid is not None and self.alive:
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    end(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Wait until the process is gone, then close its descriptors."""
+        if self.alive and self.pid is not None:
+            self.status = read_status(self.exit)
+        os.close(self.exit)
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self.control.close()
+        os.close(self.output)
+        os.close(self.stack)
 
 
 class Watch:
@@ -61,7 +128,6 @@ class Watch:
         self.view = live_view(board, lambda: [rank.rank for rank in ranks if not rank.alive])
         output.before_print = self.view.hide
         self._ask_again_at = 0.0
-        self._told, self._busy_since, self._entered = False, 0.0, list[tuple[str, int]]()
         self.selector = selectors.DefaultSelector()
         for rank in ranks:
             for kind, source in (
@@ -102,7 +168,7 @@ class Watch:
         try:
             message = transport.loads(data)
             if message[0] == "threads":
-                rank.threads = message[1:]
+                rank.can_act = message[1]
             else:
                 rank.message = message
         except Exception as error:
@@ -141,11 +207,10 @@ class Watch:
                 progress = self._progress()
                 if progress != before:
                     before, settled = progress, now
-                elif now - settled > SETTLED_SECONDS and self._is_deadlocked(before, now - settled > LATE_SECONDS):
+                elif now - settled > SETTLED_SECONDS and self._is_deadlocked(before):
                     raise self._deadlock("the ranks are waiting for something that will never happen")
                 elif now - settled > LATE_SECONDS and lost_messages(snapshot(self.board)):
                     raise self._deadlock("a message was lost")
-                self._tell_if_a_rank_is_busy(now)
                 if started is None and self._have_started():
                     started = now
                 if started is None and now - began > START_SECONDS:
@@ -155,47 +220,22 @@ class Watch:
         except KeyboardInterrupt:
             raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
 
-    def _is_deadlocked(self, progress: object, settled: bool) -> bool:
+    def _is_deadlocked(self, progress: object) -> bool:
         """Return True if some ranks are deadlocked and no rank has moved while their states were read one by one.
 
         A rank that waits in one thread may continue in another, so the ranks are asked about their threads.
         """
         states = snapshot(self.board)
-        if not (stuck := deadlocked(states, settled=settled)) or time.monotonic() < self._ask_again_at:
+        if not (stuck := deadlocked(states)) or time.monotonic() < self._ask_again_at:
             return False
         waiting = [rank for rank in self.ranks if states[rank.rank].waits]
-        self._look_at_threads([rank for rank in waiting if rank.rank in stuck])
-        can_act = [rank.rank for rank in waiting if rank.threads and rank.threads[0]]
-        self._ask_again_at = time.monotonic() + ASK_SECONDS
-        return bool(deadlocked(states, can_act, settled)) and self._progress() == progress
-
-    def _look_at_threads(self, ranks: Sequence[RankProcess]) -> None:
-        for rank in ranks:
+        asked = [rank for rank in waiting if rank.rank in stuck]
+        for rank in asked:
             rank.ask_for_threads()
-        self._poll_until(lambda: all(rank.threads or not rank.alive for rank in ranks), STACK_SECONDS)
-
-    def _tell_if_a_rank_is_busy(self, now: float) -> None:
-        """Once per run, report which rank computes for a long time while others wait for it, and where it is."""
-        entered = [(self.board.state(rank.rank), self.board.entered(rank.rank)) for rank in self.ranks]
-        if entered != self._entered:
-            self._entered, self._busy_since = entered, now
-        if self._told or now - self._busy_since < BUSY_SECONDS:
-            return
-        states = snapshot(self.board)
-        entry = next((entry for state in states if state.state == "running" for entry in state.waits), None)
-        absent = missing(entry, states) if entry else []
-        busy = [rank for rank in self.ranks if rank.rank in absent and states[rank.rank].state == "running"]
-        if entry is None or not busy or any(states[rank.rank].waits for rank in busy):
-            return
-        self._told = True
-        self._look_at_threads(busy)
-        where = next((f", at {place(rank.threads[1])}" for rank in busy if rank.threads and rank.threads[1]), "")
-        has, names = "has" if len(busy) == 1 else "have", rank_names([rank.rank for rank in busy])
-        waiting = [state.rank for state in states if state.waits]
-        self.output.note(
-            f"{names} {has} been computing for {now - self._busy_since:.0f} s{where}. "
-            f"Meanwhile, {rank_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {name(entry)}."
-        )
+        self._poll_until(lambda: all(rank.can_act is not None or not rank.alive for rank in asked), STACK_SECONDS)
+        can_act = [rank.rank for rank in waiting if rank.can_act]
+        self._ask_again_at = time.monotonic() + ASK_SECONDS
+        return bool(deadlocked(states, can_act)) and self._progress() == progress
 
     def _have_started(self) -> bool:
         return all(self.board.state(rank.rank) != "starting" for rank in self.ranks)
@@ -217,8 +257,8 @@ class Watch:
         spans = [message[2] for message in messages]
         return Results([message[1] for message in messages], self.output.texts(), Record(collectives), spans)
 
-    def imported(self) -> list[Module]:
-        """Return the modules that the ranks had to import, without duplicates, in the order of the ranks."""
+    def imported(self) -> list[str]:
+        """Return the names of the modules that the ranks had to import, without duplicates."""
         return list(dict.fromkeys(module for rank in self.ranks if rank.message for module in rank.message[4]))
 
     def close(self) -> None:

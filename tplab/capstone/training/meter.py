@@ -16,7 +16,7 @@ from tplab.common.cores import cores
 from tplab.cost.machines import MACHINES, Machine
 from tplab.memory.meter import MemoryMeter
 from tplab.runtime import hooks, record
-from tplab.runtime.stream_waits import StreamWaits
+from tplab.runtime.streams import StreamWaits
 
 COUNTED = 2  # steps. The optimizer's state exists throughout the second step, so later steps have the same peak
 
@@ -26,7 +26,7 @@ class Figures(NamedTuple):
 
     communication    the time that the rank spent waiting for collectives / the step time. Communication hidden behind
                      computation doesn't count, but waiting for a slower rank does. On a GPU, it's the stream that
-                     waits (`tplab.runtime.stream_waits`), a step or two later. The value is then that of the newest
+                     waits (`tplab.runtime.streams`), a step or two later. The value is then that of the newest
                      step that the GPU has finished, or None if there is no such step yet
     sent             bytes of messages, as in the trace, except for those that a pipeline stage receives
     memory           on a GPU, peak tensor bytes so far. On a CPU, the process's resident bytes, with torch and Python

@@ -190,15 +190,18 @@ class _Late(Carrier):
                 clashes = [touched.range for touched in one.touched if writes or touched.is_written]
                 if _overlaps(_range(tensor), clashes):
                     raise EarlyAccessError(
-                        f"{_name(one.operation)}, is under way, and {operation.kind} at {place(operation.where)} uses "
-                        f"the same memory (a tensor of shape {list(tensor.shape)}). Wait for the first one before, or "
+                        f"{_name(one.operation)}, is under way, and {operation.known.kind} at "
+                        f"{place(operation.known.where)} uses the same memory (a tensor of shape "
+                        f"{list(tensor.shape)}). Wait for the first one before, or "
                         "give each of them a tensor of its own."
                     )
 
 
 def _name(operation: Operation) -> str:
     rank = dist.get_rank()
-    return f"{operation.kind} #{operation.number} of rank {rank}, started at {place(operation.where)}"
+    return (
+        f"{operation.known.kind} #{operation.entered.number} of rank {rank}, started at {place(operation.known.where)}"
+    )
 
 
 def _copy(tensor: Tensor) -> Tensor:

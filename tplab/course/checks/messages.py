@@ -25,7 +25,7 @@ def messages_kept() -> Iterator[None]:
 
     def keep(message: Any, request: Any) -> None:
         _kept[:] = [each for each in _kept if not each.is_completed()]
-        if request is not None and message.known.described[0] in ("send", "recv"):
+        if request is not None and message.known.kind in ("send", "recv"):
             _kept.append(request)
 
     with _told_what_starts(keep):

@@ -1,4 +1,6 @@
-"""Find out which collective a rank with a GPU is blocked in, and show it on the board, which other processes can read.
+"""Find out what a GPU's stream waits for, and for how long.
+
+`StreamWatch` shows on the board (see `board`) which collective a rank with a GPU is blocked in.
 
 On a GPU, `Work.wait()` doesn't block the CPU. It only makes the stream wait, and the program continues until it needs a
 value. So a rank that is stuck in a collective looks as if it were computing. A thread of the rank therefore checks
@@ -15,6 +17,17 @@ other ranks join only after that call.
 
 All messages of a batch complete together. If the program is blocked in a batch, the board shows a message whose partner
 is missing, because the others may have all that they need.
+
+`StreamWaits` measures how long the stream waits. This process can't time that with its clock, because it queues work
+and continues. So a mark (`torch.cuda.Event`) is put on the stream before and after each place where a collective may
+delay it:
+
+    stream   ── matmuls ──|── all_reduce ──|── matmuls ──              blocking: may run on this very stream
+    stream   ── matmuls ──||── matmuls ──|── waits ──|── matmuls ──    async: NCCL has its own stream, and this one
+                                                                       waits in Work.wait() for the rest
+
+The result is the sum of the times between these pairs of marks. Communication that overlaps with computation isn't
+included, but waiting for a slower rank is.
 """
 
 import contextlib
@@ -24,6 +37,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+import torch
 
 from tplab.runtime.board import Board, Call
 
@@ -35,16 +50,13 @@ _Number = tuple[Call, int]
 _Joint = Sequence[_Number]  # a collective, or the messages of a batch, which complete together
 
 
-class Completion(Protocol):
-    """An object that can tell whether a collective has completed."""
-
-    def query(self) -> bool: ...
-
-
-class Event(Completion, Protocol):
+class Event(Protocol):
     """A `torch.cuda.Event`, which is a marker that the stream reaches once all earlier work has completed."""
 
     def record(self) -> None: ...
+
+    def query(self) -> bool:
+        """Return True if the stream has reached it."""
 
 
 class StreamWatch:
@@ -57,7 +69,7 @@ class StreamWatch:
     def __init__(self, rank: int, board: Board, event: Any, in_thread: Callable[[], None] = lambda: None) -> None:
         self.rank, self._board, self._new_event, self._in_thread = rank, board, event, in_thread
         self._watched = threading.get_ident()
-        self._waited_for: deque[tuple[_Joint, Completion]] = deque()  # the collectives that the stream waits for
+        self._waited_for: deque[tuple[_Joint, Event]] = deque()  # the collectives that the stream waits for
         self._calling: _Joint = ()  # the collective whose call hasn't returned yet
         self._place: object = None
         self._times_there = 0
@@ -81,10 +93,6 @@ class StreamWatch:
         """Note that from now on, the stream waits for this collective."""
         event = self._new_event()
         event.record()
-        self.completes(entries, event)
-
-    def completes(self, entries: _Joint, event: "Completion") -> None:
-        """Note that the collective has started. It has completed once `event.query()` returns True."""
         self._calling = ()
         self._waited_for.append((entries, event))
 
@@ -126,3 +134,41 @@ class StreamWatch:
     def blocked_thread(self) -> int | None:
         """The id of the watched thread if it's blocked, otherwise None."""
         return None if self._shown is None else self._watched
+
+
+class StreamWaits:
+    """Puts marks on the current stream of this rank's GPU while a block of the program runs, from `begin` to `end`."""
+
+    def __init__(self, mark: type = torch.cuda.Event) -> None:
+        self._mark = mark
+        self._pairs: list[tuple[Any, Any]] = []
+        self._begun: Any = None
+        self._ended: Any = None
+
+    def begin(self) -> None:
+        self._begun = self.mark()
+
+    def end(self) -> None:
+        self._ended = self.mark()
+
+    def mark(self) -> Any:
+        """Record a new mark after all work that has been queued on the stream so far, and return it."""
+        mark = self._mark(enable_timing=True)
+        mark.record()
+        return mark
+
+    def held_since(self, mark: Any) -> None:
+        """Count the time from `mark` until now as time in a collective or waiting for one."""
+        self._pairs.append((mark, self.mark()))
+
+    @property
+    def is_over(self) -> bool:
+        """True if the GPU has reached the end of the block. Doesn't wait for the GPU."""
+        return self._ended is not None and self._ended.query()
+
+    @property
+    def share(self) -> float:
+        """The fraction of the time from begin to end that the stream spent waiting. Only valid once `is_over`."""
+        whole = self._begun.elapsed_time(self._ended)
+        held = sum(since.elapsed_time(until) for since, until in self._pairs)
+        return min(1.0, held / whole) if whole else 0.0  # each of these times is rounded to about half a microsecond
