@@ -215,6 +215,12 @@ def _headline(entry: Entry, states: Sequence[RankState]) -> str:
         return f"{senders} to rank {own} with tag {tag_of(entry)}; rank {own} is waiting in {name(entry)}."
     if entry.kind in ("send", "recv"):
         sender, receiver = entry.members
+        if other := _with_another_tag(entry, states):
+            sent, expected = (tag_of(other), tag_of(entry)) if entry.kind == "recv" else (tag_of(entry), tag_of(other))
+            return (
+                f"rank {sender} sends to rank {receiver} with tag {sent}, "
+                f"but rank {receiver} expects a message with tag {expected}."
+            )
         does = "sends to" if entry.kind == "recv" else "receives from"
         peer, own = (sender, receiver) if entry.kind == "recv" else (receiver, sender)
         return f"rank {peer} never {does} rank {own} (message #{entry.number}); rank {own} is waiting in {name(entry)}."
@@ -229,6 +235,20 @@ def _headline(entry: Entry, states: Sequence[RankState]) -> str:
         if ranks := [state.rank for state in inside if state.state == end]:
             clauses.append(f"{rank_names(ranks)} joined it and {'has' if len(ranks) == 1 else 'have'} {verb}")
     return "; ".join(clauses) + "."
+
+
+def _with_another_tag(entry: Entry, states: Sequence[RankState]) -> Entry | None:
+    """Return a pending send for this receive (or a receive for this send) that differs only in its tag, or None."""
+    (absent,) = missing(entry, states) or (None,)
+    if absent is None:
+        return None
+    others = [
+        other
+        for other in states[absent].entries.values()
+        if other.members == entry.members and other.kind in ("send", "recv") and other.kind != entry.kind
+        if missing(other, states)
+    ]
+    return min(others, key=lambda other: other.number, default=None)
 
 
 def _first_difference(states: Sequence[RankState]) -> Entry | None:

@@ -71,7 +71,7 @@ BROKEN = {
     "no title": (' title="Double 1"', "", "needs title"),
     "unknown attribute": ('exercise="90.1"', 'excercise="90.1"', "unknown attribute excercise"),
     "unknown tag": ('tags=["setup"]', 'tags=["set-up"]', "unknown tag set-up"),
-    "long code": ('print("a given cell")', f'print("{"a" * 81}")', "has 89 characters"),
+    "long code": ('print("a given cell")', f'print("{"a" * 81}")', "has 90 characters"),
     "not Python": ('print("a given cell")', "print(", "is not Python"),
     "exercise in markdown": ('# %% exercise="90.1"', '# %% [markdown] exercise="90.1"', "belongs on a code cell"),
 }
