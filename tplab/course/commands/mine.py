@@ -24,7 +24,7 @@ EMPTY = (
 )
 NOT_STARTED = (
     "Your library grows in your own copies of the chapters, which `make lab` or `tplab start` makes, and this notebook "
-    "isn't one of them. In your own copy, a table with the modules of your library is here."
+    "isn't one of them. In your own copy, this cell shows a table of your library's modules."
 )
 EDITED = "What you edited in the package isn't what was checked. Edit it in the notebook, and check it there."
 HEAD = ("module", "lines", "yours", "borrowed from the course")
