@@ -13,10 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 import tplab
-from tplab.runtime import watch
+from tplab.runtime import transport, watch
 from tplab.runtime.board import SLOTS, Board, Call, anonymous_file, board_bytes
 from tplab.runtime.display import as_lines
 from tplab.runtime.failures import name_cells_in
@@ -103,6 +104,15 @@ def test_what_cannot_be_sent_is_named() -> None:
         with pytest.raises(TypeError) as caught:
             tplab.launch(function, 2, **call)
         assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [torch.ops, torch.ops.aten, torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default],
+    ids=str,
+)
+def test_torchs_operators_can_be_sent(operator: object) -> None:
+    assert transport.loads(transport.dumps(operator)) is operator
 
 
 # Output, processes and files

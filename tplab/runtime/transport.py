@@ -12,6 +12,7 @@ import importlib
 import inspect
 import io
 import mmap
+import operator
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,11 +82,27 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, CodeType):  # cloudpickle 3.1.3 leaves out the name of the file
             create, described = self.dispatch_table[CodeType](obj)
             return _rebuild_code, (obj.co_filename, create, described)
+        if isinstance(obj, _OPERATORS):
+            return operator.attrgetter(_name_of_operator(obj)), (torch,)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)  # for example, torch.distributed.config has its own class
         if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         return super().reducer_override(obj)
+
+
+_OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket, torch._ops.OpOverload)
+
+
+def _name_of_operator(obj: Any) -> str:
+    """Return the dotted name, relative to torch, of `torch.ops` or a part of it, such as "ops.aten.add"."""
+    if isinstance(obj, torch._ops._Ops):
+        return "ops"
+    if isinstance(obj, torch._ops._OpNamespace):
+        return f"ops.{obj.name}"
+    if isinstance(obj, torch._ops.OpOverloadPacket):
+        return "ops." + obj._qualified_op_name.replace("::", ".")
+    return f"{_name_of_operator(obj.overloadpacket)}.{obj._overloadname}"
 
 
 def _has_a_name(function: Any) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tplab.course.checks.describe import Foreign
-from tplab.course.checks.differences import MISSING, Difference, Differences, compare
+from tplab.course.checks.differences import MISSING, Difference, Differences, compare, is_gradient
 from tplab.course.checks.observation import Changed, NotRun
 from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic
 from tplab.course.checks.tensor_differences import Context
@@ -132,6 +132,13 @@ def test_another_ranks_value_and_the_whole_are_recognised() -> None:
 
 def test_a_gradient_that_is_none_is_called_so() -> None:
     assert "no gradient" in difference(None, gradient=True)[1]
+
+
+def test_a_missing_value_is_called_a_gradient_only_if_it_is_one() -> None:
+    for name in ("dx", "dW", "db2", "dlogits of a second backward pass", "ddown.weight"):
+        assert is_gradient(name), name
+    for name in ("out", "drift", "down.weight", "dtype", "dtypes of the stream in each layer"):
+        assert not is_gradient(name), name
 
 
 def test_pairs_are_compared_element_by_element() -> None:

@@ -7,6 +7,7 @@ The description is specific: it says "exactly 2 times the correct tensor" rather
 `kind` is a word or phrase that a symptom in a table of mistakes can match. `text` is what the learner reads.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -250,9 +251,13 @@ def _sequence(seen: Any, expected: Sequence[Any], context: Context) -> tuple[str
     return None
 
 
+# Words that begin with d, but not the names of gradients that begin with them
+_NO_GRADIENT = ("deep", "device", "dim", "divide", "down", "drawn", "drift", "dtype", "dtypes")
+
+
 def is_gradient(name: str) -> bool:
-    """Return True for the name of a gradient, such as "dx", "dW" or "db2", but not for "dtype" or "device"."""
-    return name.startswith("d") and name not in ("dtype", "dim", "device", "divide")
+    """Return True for the name of a gradient, such as "dx", "dW" or "ddown.weight", but not for "drift" or "dtype"."""
+    return name.startswith("d") and re.split(r"\W", name)[0] not in _NO_GRADIENT
 
 
 def _item(values: Any, index: int) -> Any:
