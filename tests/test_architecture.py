@@ -1,5 +1,6 @@
 """The order of the rooms is the order of the chapters, and ARCHITECTURE.md shows the rooms as they are."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -41,11 +42,21 @@ def test_ls_shows_rooms_and_little_else():
     assert rooms == {*ROOMS, "common", "runtime", "viz", "course"}
 
 
+def test_every_module_is_in_the_table_of_its_package():
+    for init in sorted(TPLAB.rglob("__init__.py")):
+        package = init.parent
+        if "exercises" in package.parts:
+            continue
+        modules = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        table = re.findall(r"^ *(?:\d\d  )?(\S.*?)  ", ast.get_docstring(ast.parse(init.read_text())), re.MULTILINE)
+        assert modules - set(re.findall(r"\w+", " ".join(table))) <= {"__init__", "__main__"}, package
+
+
 # Checks that can be read
 
 
 def files_of_checks() -> dict[str, list[Path]]:
-    """For each exercise the files of its chapter that one has to read to follow its check."""
+    """For each exercise the files of its chapter that its check depends on, without those that chapters share."""
     graph = ImportGraph(ROOT, "tplab")
     found = {}
     for path in sorted((TPLAB / "course" / "exercises").glob("ch*/*.py")):
@@ -55,7 +66,7 @@ def files_of_checks() -> dict[str, list[Path]]:
     return found
 
 
-def test_a_check_is_followed_through_two_short_files_on_average_and_three_at_most():
+def test_a_check_needs_two_short_files_of_its_chapter_on_average_and_three_at_most():
     files = files_of_checks()
     assert len(files) > 70
     assert {exercise: len(of_one) for exercise, of_one in files.items() if len(of_one) > 3} == {}

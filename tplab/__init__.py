@@ -5,8 +5,25 @@
     device()                 return the device that this rank computes on
     %%ranks 4                run a notebook cell on 4 ranks (available as soon as tplab is imported in IPython)
 
-Everything else is in subpackages (rooms), one per subject, in the order of the chapters: `tplab.memory`,
-`tplab.collectives`, `tplab.tensor`, ... ARCHITECTURE.md lists all of them.
+Everything else is in rooms (subpackages), in the order of the chapters in parentheses, and in a module, `plain`:
+
+    common              tools that all rooms share
+    runtime             start ranks, record their collectives, and find out which ranks are stuck
+    memory (00)         the sizes of a GPT, and how much memory its training takes
+    plain               a transformer for a single process, with which the parallel layers are compared
+    collectives (01)    collectives built from send and receive
+    tensor (02 to 09)   layers and losses that are split over ranks
+    checkpoint (10)     save a model on p ranks and load it on any other number of ranks
+    gpt (10)            a transformer layer, and a whole GPT
+    cost (11)           formulas that predict the time of a training step
+    trace (11)          what a rank did and when
+    sequence (12)       sequence parallelism
+    pipeline (13)       pipeline parallelism
+    data (14)           data parallelism and ZeRO
+    cluster (14)        data, pipeline and tensor parallelism together
+    viz                 pictures of the results of runs
+    course              notebooks, checks, hints, and the `tplab` command
+    capstone (15)       train a GPT on many GPUs, and report on the run
 """
 
 import sys

@@ -13,6 +13,7 @@ report        a one-page report on the run and the study
 loop          the training loop of the notebook and of the learner's train.py
 naive         the functions that the loop calls, as a first attempt would have them
 own_run       the learner's layers in this loop, and a plug that somebody pulls
+words         numbers and lists as text
 celebration   a poster of the trained model, and a card to show around
 command       training runs from a terminal (`python -m tplab.capstone`)
 """

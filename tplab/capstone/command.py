@@ -22,7 +22,7 @@ checkpoint, 1 if it failed, 2 if the command can't be carried out, and 130 if a 
 other commands:
     python -m tplab.capstone sample FOLDER     generate text with the newest checkpoint of a run
     python -m tplab.capstone report FOLDER     write a report about a run
-    python -m tplab.capstone study [flags]     take the additional measurements that a report needs
+    python -m tplab.capstone study [flags]     finish the run, then train on fewer ranks for comparison
 """
 
 import argparse

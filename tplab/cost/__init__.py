@@ -6,6 +6,7 @@ matmul       the time of one matmul
 collective   the time of each collective
 layer        the time of one transformer layer on one of its tp ranks
 clock        the time of a list of operations, some of which run at the same time
+backward     the backward pass of an MLP on this clock, in an order that somebody chose
 step         the time of a training step for a model, a layout and a machine
 calibration  the kernels of a layer, measured on the machine at hand
 """

@@ -4,7 +4,8 @@ grid              the coordinates of each rank on a grid of data, pipeline and t
 flat_parameters   parameters concatenated into a flat vector that p ranks can split evenly
 data_parallel     gradients summed over the replicas, in buckets, during the backward pass
 grad_norm         the norm of a gradient that is spread over many ranks
-zero, zero3       ZeRO 1, 2 and 3
+zero              ZeRO 1 and 2
+zero3             ZeRO 3
 zero_state        ZeRO's optimizer state in the format of a plain optimizer, for checkpoints
 """
 

@@ -104,8 +104,8 @@ def marked(stream: StreamWaits) -> Iterator[None]:
 def unrecorded() -> Iterator[None]:
     """Context manager that excludes this thread's collectives from recording and from deadlock detection.
 
-    It's meant for a thread that runs alongside the training thread, such as a checkpoint writer, whose collectives
-    shouldn't count as the program's communication.
+    It's meant for collectives that shouldn't count as the program's communication, such as those that create a
+    subgroup (`tplab.collectives.subgroups`).
     """
     before, _thread.recorded = _thread.recorded, False
     try:

@@ -10,11 +10,18 @@
     linear                 ColumnParallelLinear, RowParallelLinear
     regression             a small problem that shows what a layer learns
 05  mlp                    ParallelMLP, with one all-reduce in the forward pass and one in the backward pass
-06  attention_mask, qkv, rotary, kv_cache, attention
-07  id_check, embedding    the vocabulary-parallel embedding table, and the output layer that shares its weight
+06  attention_mask         which positions a query may attend to
+    qkv                    the projections to Q, K and V, whose heads are split over the ranks
+    rotary                 rotary positions
+    kv_cache               the keys and values of earlier tokens
+    attention              ParallelAttention, with heads split over the ranks
+07  id_check               an error for token ids outside the vocabulary
+    embedding              the vocabulary-parallel embedding table, and the output layer that shares its weight
     token_way              the path of a token through both of them, recorded for a picture
-08  cross_entropy, linear_cross_entropy
-09  generators, rng        dropout masks that are identical where ranks must agree and different everywhere else
+08  cross_entropy          the loss of logits that are split over the ranks
+    linear_cross_entropy   the same, together with the output layer, without storing the logits
+09  generators             streams of random numbers
+    rng                    dropout masks that are identical where ranks must agree and different everywhere else
 """
 
 from tplab.tensor import regression

@@ -33,7 +33,6 @@ from torch.nn import functional as F
 from tplab.tensor.initialization import InitMethod, init_linear
 from tplab.tensor.operators import gather_from_region, scatter_to_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region
-from tplab.tensor.region import column_linear as column_linear  # re-exported for chapters of 0.1
 from tplab.tensor.sharding import ShardedModule, Sharding, divide
 
 Device = torch.device | str | int | None

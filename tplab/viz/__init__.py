@@ -30,6 +30,8 @@ shows that name in parentheses:
     against (costs)              a model's predictions compared with published values
     mesh                         for each axis of a mesh, which ranks form a group
     poster                       a whole model: who wrote each block, and what the block sends
+    Picture (colors)             what these functions return, and the look of all pictures
+    block (blocks)               a tensor as a rectangle, with its name, shape and cells; used by other pictures
     explore (controls)           sliders for the arguments of a function
     play (controls)              a Play button for the steps of a run, below the same sliders
 

@@ -1,6 +1,11 @@
 """The report of a training run, as one self-contained HTML page.
 
 Every number in it comes from the run's log or from the measurements of `tplab.capstone.study`.
+
+run        the run, as read from its folder
+sections   the sections of the report
+elements   paragraphs, tables, curves and bars as HTML and SVG
+page       the page around them
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Requests to stop a run: a file called `stop` in its folder. The run saves a checkpoint and ends.
 
 The first rank looks for the file whenever it logs a step, and informs the others in `step_summary`. Ctrl-C creates the
-file if `python -m tplab.capstone` has started the ranks. With torchrun or Slurm, `touch runs/laptop/stop` does.
+file if `python -m tplab.capstone` has started the ranks. With torchrun, `touch runs/laptop/stop` does.
 """
 
 import signal

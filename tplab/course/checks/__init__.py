@@ -7,23 +7,28 @@ twin          a variant of a case that differs in one condition, such as the dty
 observation   a named value that a check records on a rank, such as "dx"
 ledger        what a running check has compared so far
 
-exercises          define `check("4.1", answer)`
-trials             define what a check tries, register it, and run the known mistakes beside a wrong answer
-forms              the recurring kinds of trials
-choose             choose the question for a wrong answer from the tables of mistakes
-reference_answers  make the reference answers of an exercise, with or without a known mistake
-cases              run an answer in many cases, on 1, 2 and 4 ranks and in groups, and compare the results on every rank
-layouts            preserve the memory layouts of tensors that a check sends to a rank
-twins              define the variants of each case (its twins), such as in bfloat16 or with non-contiguous tensors
-late               hold messages back until a rank waits for them, and find tensors that are touched too early
-messages           watch the messages that an answer starts, and keep them from disturbing what runs after it
-run_answer         run the learner's code, and if it fails, report what failed and on which line
-observation        record the outputs, gradients and traffic on one rank
-differences        compare every rank's results with the expected values, and describe how they differ
-tensor_differences, combinations, describe, recorded_traffic   describe wrong tensors, other values, and traffic
-default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
-own_functions      detect an answer that calls tplab's own implementation of the exercise
-earlier_answers    find out whether a check fails because the answer to an earlier exercise is wrong
-ledger             keep track of what the running check has compared so far, and build the failure that it raises
-predictions, failures   define predict(), symptoms() and show_failure()
+exercises           define `check("4.1", answer)`
+trials              define what a check tries, register it, and run the known mistakes beside a wrong answer
+forms               the recurring kinds of trials
+known_mistakes      try every known mistake as an answer, and find out which question it gets
+choose              choose the question for a wrong answer from the tables of mistakes
+reference_answers   make the reference answers of an exercise, with or without a known mistake
+cases               run an answer in many cases, on 1, 2 and 4 ranks and in groups, and compare every rank's results
+layouts             preserve the memory layouts of tensors that a check sends to a rank
+twins               define the variants of each case (its twins), such as in bfloat16 or with non-contiguous tensors
+late                hold messages back until a rank waits for them, and find tensors that are touched too early
+messages            watch the messages that an answer starts, and keep them from disturbing what runs after it
+run_answer          run the learner's code, and if it fails, report what failed and on which line
+observation         record the outputs, gradients and traffic on one rank
+differences         compare every rank's results with the expected values, and describe how they differ
+tensor_differences  describe how a tensor is wrong: scaled, permuted, another rank's, ...
+combinations        find out which combination of the ranks' tensors a wrong tensor is
+describe            describe values, as in "a tuple of 2 (tensor [3, 4], None)"
+recorded_traffic    compare one rank's traffic with the expected traffic
+default_device      find tensors that the learner's code creates on the CPU even if its input is on a GPU
+own_functions       detect an answer that calls tplab's own implementation of the exercise
+earlier_answers     find out whether a check fails because the answer to an earlier exercise is wrong
+ledger              keep track of what the running check has compared so far, and build the failure that it raises
+predictions         define predict() and symptoms()
+failures            define show_failure()
 """

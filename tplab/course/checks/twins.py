@@ -79,10 +79,11 @@ def rounded(twin: Twin | None, problem: Any) -> Any:
 
 
 def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
-    """Convert a rank's values to the dtype or memory layout of this variant. `index` is the rank.
+    """Convert a rank's values to the dtype or memory layout of this variant.
 
-    In a variant with another layout, only even ranks' tensors change. So the ranks receive tensors with different
-    layouts, and a collective on these tensors would mix up their elements.
+    In a variant with another layout, only tensors with an even `index` change. A trial passes 0 for every rank, or the
+    ranks' own indices: then the ranks receive tensors with different layouts, and a collective on these tensors would
+    mix up their elements.
     """
     if twin is Twin.STRIDED:
         return value if index % 2 else layouts.spread_out(value)

@@ -7,17 +7,20 @@ A command is a module with two functions:
 
 Nothing here imports torch, so commands that don't need ranks respond immediately.
 
-check         tplab check (see course.grade)
-progress      tplab progress; its parts: exercise_status (each exercise's status), state (verdicts of `tplab check`, and
-              the code they apply to)
-hint          tplab hint
-solution      tplab solution
-reset         tplab reset
-start         tplab start, which makes the learner's folder (see course.learn)
-update        tplab update
-mine          tplab mine
-grade         tplab grade (see course.grade)
-lab           tplab lab, which `make lab` runs
-doctor        tplab doctor
-plan          tplab plan
+cli               finds the command that was typed, and shows its errors
+check             tplab check (see course.grade)
+progress          tplab progress
+hint              tplab hint
+solution          tplab solution
+reset             tplab reset
+start             tplab start, which makes the learner's folder (see course.learn)
+update            tplab update
+mine              tplab mine
+grade             tplab grade (see course.grade)
+lab               tplab lab, which `make lab` runs
+doctor            tplab doctor
+plan              tplab plan
+exercise_status   each exercise's status
+state             the verdicts of `tplab check`, and the code that they apply to
+confirm           ask the learner to confirm an action that they may regret
 """

@@ -51,7 +51,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     model.add_argument("--params", type=parameters, metavar="N", help="parameters of the model: 70e9, or 70B")
     model.add_argument("--model", metavar="NAME", help='in place of --params a known model: "Llama 3 70B"')
     parser.add_argument("--gpus", type=int, required=True, metavar="N", help="how many GPUs")
-    parser.add_argument("--gpu", required=True, metavar="NAME", help="of which machine: v100, a100, h100, h200")
+    parser.add_argument(
+        "--gpu", required=True, metavar="NAME", help="of which machine: v100, a100, h100, h200, b200, gb200"
+    )
     parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: 4096, or the model's own)")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step (default: about 4 million tokens)")
     parser.add_argument("--shard-optimizer", action="store_true", help="divide the optimizer's state over replicas")

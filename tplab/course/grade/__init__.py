@@ -4,6 +4,7 @@ answers           find the answers in a notebook and merge them into the referen
 needs             select the cells that must run for an exercise
 run               run nbval in a separate process, with limits on time and memory
 nbval_plugin      nbval's pytest plugin with its bugs fixed; the notebook's kernel is its child
+in_kernel         prepare this kernel
 check_notebook    turn the results into a verdict on each exercise
 terminal          print the verdicts in a terminal
 submissions       find the notebooks of a class in a folder

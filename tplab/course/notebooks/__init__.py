@@ -3,6 +3,7 @@
 source          read solutions/NN_name.py into cells, and find out what a cell binds and uses
 ipython_syntax  translate IPython's syntax in a cell to Python
 rules           the rules that a chapter's source must follow
+mistakes        read the tables of known mistakes, and find what's wrong with them
 pictures        find and validate the moving pictures that the text shows
 rewrite         remove the answers and fold the hints
 kernels         start a kernel that runs a chapter
