@@ -79,7 +79,7 @@ def sample_of(settings: Settings, answers: Any, folder: Path) -> str:
     ranks, tokens = join(settings), prepare(settings)
     model, optimizer = _model_and_optimizer(settings, answers, ranks)
     load(folder, model, optimizer, ranks.group("tp"))
-    return write(model, settings, ranks, tokens)
+    return write(model, settings, tokens, settings.prompt, settings.sample_tokens, seed=settings.seed)
 
 
 def messages_of(settings: Settings, answers: Any) -> dict[str, list[int]]:

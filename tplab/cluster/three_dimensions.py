@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from tplab.cluster.training_step import TrainingStep
 from tplab.data.data_parallel import tokens_of_all
-from tplab.data.grid import Grid, mesh
+from tplab.data.grid import Grid, Place, mesh
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline, counted_tokens
@@ -120,9 +120,8 @@ class Training3D:
         """Set the random states for the forward pass of this replica's micro-batch k."""
         if not self.stage.config.dropout:
             return nullcontext()
-        # the micro-batch's index within the run
-        number = (self.steps * self.grid.dp + self.place.dp) * self.micro_batches + k
-        self.stage.rng = states_from(self.seed + SEEDS_APART * (1 + number * self.grid.pp + self.place.pp), self.tp)
+        seed = dropout_seed(self.seed, self.grid, self.place, self.steps, self.micro_batches, k)
+        self.stage.rng = states_from(seed, self.tp)
         return nullcontext()
 
     def _own(self, ids: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], int]:
@@ -146,3 +145,15 @@ class Training3D:
         for group in (self.pp, self.dp):
             dist.all_reduce(total, group=group)
         return float(total)
+
+
+def dropout_seed(seed: int, grid: Grid, place: Place, step: int, micro_batches: int, k: int) -> int:
+    """Return the seed from which a pipeline stage derives its random states for micro-batch k of its replica.
+
+    step             the number of steps before this one
+    micro_batches    the number of micro-batches per replica and step
+
+    Every micro-batch of a run gets different seeds for its stages, and the seeds don't depend on tp.
+    """
+    number = (step * grid.dp + place.dp) * micro_batches + k  # the micro-batch's index within the run
+    return seed + SEEDS_APART * (1 + number * grid.pp + place.pp)
