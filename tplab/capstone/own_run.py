@@ -3,7 +3,8 @@
     launch(train_own, 2, args=(settings, answers, functions))                a run, or the rest of one
     launch(train_own, 2, args=(settings, answers, functions, Plug(18)))      rank 1 is killed in step 18
 
-The loop is `tplab.capstone.loop`. Around it, a run has what its settings ask for: text, tokenizer, model, optimizer.
+The loop is `tplab.capstone.learners_loop`. Around it, a run has what its settings ask for: text, tokenizer, model and
+optimizer.
 """
 
 import os
@@ -21,7 +22,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from tplab.capstone.data.prepare import prepare
-from tplab.capstone.loop import Functions, load, name_of_shard, train
+from tplab.capstone.learners_loop import Functions, load, name_of_shard, train
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.optimizer import adamw_options

@@ -23,7 +23,7 @@ from torch.optim import AdamW
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.data.tokenizer import END
-from tplab.capstone.loop import learning_rate
+from tplab.capstone.learners_loop import learning_rate
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import for_generation, training_step
 from tplab.capstone.training.optimizer import adamw_options
