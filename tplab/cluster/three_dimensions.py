@@ -44,7 +44,6 @@ class Training3D:
     """One rank of a GPT training run on a grid of ranks. Every rank creates it with the same arguments.
 
     micro_batches       the number of micro-batches per replica and step
-    layers_per_stage    a list with the number of layers in each stage; None means the same number for all
     schedule            (stages, micro-batches) -> the pipeline's schedule, such as `one_f_one_b` or `zero_bubble`
     sequence_parallel   split the activations between the blocks over tp (chapter 12)
     max_norm            the norm to which gradients are clipped; None means no clipping
@@ -63,7 +62,6 @@ class Training3D:
         *,
         micro_batches: int,
         micro_batch_size: int,
-        layers_per_stage: Sequence[int] | None = None,
         schedule: Callable[[int, int], Schedule] = one_f_one_b,
         sequence_parallel: bool = False,
         seed: int = 0,
@@ -74,10 +72,6 @@ class Training3D:
     ) -> None:
         self.grid, self.mesh = grid, mesh(grid.dp, grid.pp, grid.tp)
         self.place = grid.place(dist.get_rank())
-        if layers_per_stage is not None and len(layers_per_stage) != grid.pp:
-            raise ValueError(
-                f"layers_per_stage={list(layers_per_stage)} has {len(layers_per_stage)} stages; pp={grid.pp}"
-            )
         self.micro_batches, self.micro_batch_size = micro_batches, micro_batch_size
         self.dp, self.pp, self.tp = (self.mesh.get_group(name) for name in ("dp", "pp", "tp"))
         tp, self.seed, self.steps = self.tp, seed, 0
@@ -85,7 +79,7 @@ class Training3D:
         seed_all(seed, tp)  # the same weights in every replica
         gpt = SequenceParallelGPT if sequence_parallel else ParallelGPT
         model = gpt(config, group=tp, device=device(), dtype=dtype)
-        self.stage = gpt_stages(model, layers_per_stage or grid.pp)[self.place.pp]
+        self.stage = gpt_stages(model, grid.pp)[self.place.pp]
         tokens = tokens_per_rank(config.seq_length, grid.tp) if sequence_parallel else config.seq_length
         self.pipeline = Pipeline(
             [self.stage],
