@@ -156,6 +156,7 @@ def test_files_of_a_library_from_before_the_operators_had_their_name_make_room(e
     hashes |= {name: library._hash(text.encode()) for name, text in old.items()}
     (course.memory / library.HASHES).write_text(json.dumps(hashes))
     (folder / "mappings.py").write_text(answers + edit)
+    assert library.edited(course) == (["mappings.py"] if edit else [])
     pass_all(course, ["3.2", "3.3", "4.1"])
     assert not (folder / "mappings.py").exists()
     assert (folder / "operators.py").read_text() == answers

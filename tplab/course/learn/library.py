@@ -185,7 +185,8 @@ def waiting(course: Course, modules: Iterable[Module]) -> list[str]:
 def edited(course: Course) -> list[str]:
     """Return the names of the modules that were edited since they were written, so they may not be what was checked."""
     ours, folder = _hashes(course), course.folder / PACKAGE
-    paths = (folder / module_name(number) for number in chapters_of(load(course)))
+    names = [module_name(number) for number in chapters_of(load(course))]
+    paths = (folder / name for name in [*names, *(RENAMED.keys() & ours.keys())])
     return [path.name for path in paths if path.exists() and _hash(path.read_bytes()) != ours.get(path.name)]
 
 
