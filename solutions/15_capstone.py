@@ -269,7 +269,7 @@ check("15.2", own_windows)
 # The learning rate is a function of the step as well, and the loop already takes care of that. While the weights are still random, large steps would do more harm than good, so the learning rate rises from almost zero in a straight line. After this warm-up, the learning rate falls along half of a cosine curve.
 
 # %%
-from tplab.capstone.loop import learning_rate
+from tplab.capstone.learners_loop import learning_rate
 
 rates = [learning_rate(step, RUN) for step in range(1, RUN.steps + 1)]
 viz.curves({"learning rate": rates}, ylabel="rate")

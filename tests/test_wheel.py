@@ -90,7 +90,7 @@ def test_start_check_hint_solution_update_and_lab_work_without_the_repository(in
     shipped = (
         "from tplab.course.learn.given_code import TEMPLATES; print(*sorted(p.name for p in TEMPLATES.glob('*.py')))"
     )
-    assert installed.run("python", "-c", shipped).stdout.split() == ["blocks.py", "demo.py", "operators.py", "train.py"]
+    assert installed.run("python", "-c", shipped).stdout.split() == ["adapters.py", "blocks.py", "demo.py", "train.py"]
     done = installed.run("tplab", "check", "2")
     assert done.returncode == 1, "the other exercises are still to do"
     assert "to do" in done.stdout

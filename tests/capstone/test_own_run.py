@@ -12,7 +12,7 @@ from tests.capstone.small import small, write_text
 from tests.chapter_runner import load_chapter_namespace
 from tplab import launch
 from tplab.capstone import celebration, naive
-from tplab.capstone.loop import Functions
+from tplab.capstone.learners_loop import Functions
 from tplab.capstone.own_layers import find_answers
 from tplab.capstone.own_run import Plug, checkpoints_of, losses_of, messages_of, train_own
 from tplab.capstone.settings.settings import Settings

@@ -5,9 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,27 +17,29 @@ import torch.distributed.checkpoint as dcp
 
 from tests.capstone.small import small, write_text
 from tplab import launch
-from tplab.capstone import sample, writing
+from tplab.capstone import writing
 from tplab.capstone.__main__ import main
 from tplab.capstone.checkpoints.writer import Checkpoints
-from tplab.capstone.data.prepare import prepare
+from tplab.capstone.data.prepare import TokenFiles, prepare
+from tplab.capstone.data.tokenizer import END
 from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training import step
 from tplab.gpt.model import ParallelGPT
 from tplab.plain import GPT
 
-PROMPT = "def rank_"
+PROMPT, LONG = "def rank_", "0123456789" * 2  # which has more tokens than seq_length
 TOKENS = 40  # beyond seq_length, 16
 
 
 def _save(settings: Settings) -> None:
     """Checkpoints of two models with random weights, which write more varied text than a model of a few steps."""
     checkpoints = Checkpoints(Path(settings.folder, "checkpoints"))
-    for step in (3, 6):
-        torch.manual_seed(step)
+    for number in (3, 6):
+        torch.manual_seed(number)
         wide = partial(torch.nn.init.normal_, std=0.3)
         model = ParallelGPT(settings.model, init_method=wide, output_init_method=wide, dtype=torch.float64)
-        checkpoints.save(step, model)
+        checkpoints.save(number, model)
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +54,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return settings
 
 
-def plain(settings: Settings, ids: list[int], end: int, vocab_size: int) -> list[int]:
+def plain(settings: Settings, prompt: str, end: int, vocab_size: int) -> list[int]:
     """The greedy tokens of a plain model, which computes all positions anew for each token."""
     model = GPT(settings.model, dtype=torch.float64)
     state = {"model": model.state_dict()}
     dcp.load(state, checkpoint_id=Path(settings.folder, "checkpoints", "step-000006"))
     model.load_state_dict(state["model"])
-    text, begin = list(ids), 0
+    text = prepare(settings).tokenizer.encode(prompt).ids or [END]
+    begin, new = max(0, len(text) - settings.seq_length), list[int]()
     for _ in range(TOKENS):
         if len(text) - begin > settings.seq_length:
             begin = len(text) - settings.seq_length // 2
@@ -65,52 +70,68 @@ def plain(settings: Settings, ids: list[int], end: int, vocab_size: int) -> list
         if token == end:
             break
         text.append(token)
-    return text
+        new.append(token)
+    return new
 
 
-def _write_all(requests: dict[str, tuple]) -> dict[str, list[int]]:
-    return {name: writing._continued(*request) for name, request in requests.items()}
+@dataclass(frozen=True)
+class Case:
+    """Greedy text after a prompt, as if the tokenizer had `vocab_size` tokens, and `end` ended a text."""
+
+    prompt: str
+    end: int
+    vocab_size: int
 
 
 @pytest.fixture(scope="module")
-def requests(settings: Settings) -> dict[str, tuple]:
-    """What `sample` asks the ranks for: greedy text, text that ends early, text of fewer tokens, and drawn text."""
-    asked: list[tuple] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "launch", lambda *_, args, **__: [asked.append(args) or []])
-        for temperature, seed in ((0.0, 0), (0.8, 5), (0.8, 6)):
-            sample(settings.folder, PROMPT, tokens=TOKENS, temperature=temperature, seed=seed)
-    greedy, drawn, another = asked
-    (*first, ids, end, vocab_size, tokens, temperature, seed) = greedy
-    early = plain(settings, ids, end, vocab_size)[len(ids) + 9]
+def cases(settings: Settings) -> dict[str, Case]:
+    vocab_size = prepare(settings).vocab_size
+    early = plain(settings, PROMPT, END, vocab_size)[9]
     return {
-        "greedy": greedy, "ends": (*first, ids, early, vocab_size, tokens, temperature, seed),
-        "fewer ids": (*first, ids, end, 50, tokens, temperature, seed), "drawn": drawn, "another seed": another,
+        "greedy": Case(PROMPT, END, vocab_size), "ends": Case(PROMPT, early, vocab_size),
+        "fewer ids": Case(PROMPT, END, 50), "from the beginning": Case("", END, vocab_size),
+        "a long prompt": Case(LONG, END, vocab_size),
     }  # fmt: skip
 
 
+def _write_all(settings: Settings, cases: dict[str, Case]) -> dict[str, str]:
+    checkpoint, files = Path(settings.folder, "checkpoints", "step-000006"), Path(settings.folder, "tokens")
+    texts = {}
+    for name, case in cases.items():
+        tokens = TokenFiles(files)
+        tokens.vocab_size = case.vocab_size
+        with (
+            mock.patch.object(writing, "TokenFiles", return_value=tokens),
+            mock.patch.object(step, "END", case.end),
+        ):
+            texts[name] = writing._written(settings, checkpoint, files, case.prompt, TOKENS, 0.0, 0)
+    for seed in (5, 6):
+        texts[f"seed {seed}"] = writing._written(settings, checkpoint, files, PROMPT, TOKENS, 0.8, seed)
+    return texts
+
+
 @pytest.fixture(scope="module")
-def texts(requests: dict[str, tuple]) -> list[dict[str, list[int]]]:
-    return [text for p in (1, 4) for text in launch(_write_all, p, args=(requests,), timeout=200)]
+def texts(settings: Settings, cases: dict[str, Case]) -> list[dict[str, str]]:
+    return [text for p in (1, 4) for text in launch(_write_all, p, args=(settings, cases), timeout=200)]
 
 
-def test_greedy_text_is_that_of_a_plain_model_without_a_cache(settings, requests, texts):
-    for name in ("greedy", "ends", "fewer ids"):
-        wanted = plain(settings, *requests[name][2:5])
-        assert all(of_rank[name] == wanted for of_rank in texts), name
-    assert len(texts[0]["greedy"]) == len(requests["greedy"][2]) + TOKENS
-    assert len(texts[0]["ends"]) < len(texts[0]["greedy"])
+def test_greedy_text_is_that_of_a_plain_model_without_a_cache(settings, cases, texts):
+    decode = prepare(settings).tokenizer.decode
+    new = {name: plain(settings, case.prompt, case.end, case.vocab_size) for name, case in cases.items()}
+    for name, case in cases.items():
+        assert all(of_rank[name] == case.prompt + decode(new[name]) for of_rank in texts), name
+    assert len(new["ends"]) < len(new["greedy"]) == TOKENS
 
 
 def test_drawn_text_depends_on_the_seed_and_not_on_the_ranks(texts):
-    assert all(of_rank["drawn"] == texts[0]["drawn"] != of_rank["another seed"] for of_rank in texts)
+    assert all(of_rank["seed 5"] == texts[0]["seed 5"] != of_rank["seed 6"] for of_rank in texts)
 
 
 @pytest.mark.slow
 def test_the_command_writes_the_newest_checkpoints_text_also_under_torchrun(settings, texts, capsys):
     """One rank, started as torchrun starts it: there are as many as it has started, and not as many as the run had."""
     flags = [settings.folder, "--prompt", PROMPT, "--tokens", str(TOKENS), "--temperature", "0"]
-    wanted = prepare(settings).tokenizer.decode(texts[0]["greedy"]) + "\n"
+    wanted = texts[0]["greedy"] + "\n"
     assert main(["sample", *flags]) == 0
     assert capsys.readouterr().out == wanted
     rank = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
@@ -126,9 +147,7 @@ def test_the_command_writes_the_newest_checkpoints_text_also_under_torchrun(sett
     [
         ("nowhere", [], "no run has been started in .*nowhere. Use the folder of a run, such as runs/laptop"),
         ("without", [], "the run in .*without has no checkpoint yet. It saves one every save_every steps"),
-        ("run", ["--prompt", ""], "the prompt has 0 tokens"),
         ("run", ["--prompt", "def \udcff"], r"prompt='def .udcff' isn't valid Unicode, .* position 4"),
-        ("run", ["--prompt", "0" * 17], "the prompt has 17 tokens, but the model can read 1 to 16"),
         ("run", ["--tokens", "0"], "tokens=0 should be 1 or more"),
         ("run", ["--temperature", "nan"], "temperature=nan should be 0"),
         ("run", ["--seed", "-1"], "seed=-1 should be between 0 and"),

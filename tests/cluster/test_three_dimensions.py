@@ -14,7 +14,6 @@ from tests.cluster.grids import (
     CASES_8,
     CLIPPED,
     CONFIG,
-    CUTS,
     SEQUENCE_PARALLEL,
     batch,
     one_process,
@@ -35,20 +34,18 @@ def _refused():
 
 CASES_4 = [
     (Grid(2, 1, 2), 2, {"zero": 1, **CLIPPED}),
-    (Grid(2, 2, 1), 2, {**CUTS, "max_norm": None}),
+    (Grid(2, 2, 1), 2, {"max_norm": None}),
     *((Grid(2, 1, 2), 2, {"zero": stage, **CLIPPED, **SEQUENCE_PARALLEL}) for stage in range(4)),
-    *((Grid(2, 2, 1), 2, {"zero": stage, **CLIPPED, **CUTS}) for stage in (1, 2, 3)),
-    *((Grid(2, 2, 1), m, {"zero": stage, "schedule": zero_bubble, **CLIPPED, **CUTS}) for stage, m in [(2, 4), (3, 4)]),
-    (Grid(2, 2, 1), 1, {**CLIPPED, **CUTS}),  # with one micro-batch
-    (Grid(1, 2, 2), 4, {"schedule": gpipe, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
+    *((Grid(2, 2, 1), 2, {"zero": stage, **CLIPPED}) for stage in (1, 2, 3)),
+    *((Grid(2, 2, 1), m, {"zero": stage, "schedule": zero_bubble, **CLIPPED}) for stage, m in [(2, 4), (3, 4)]),
+    (Grid(2, 2, 1), 1, CLIPPED),  # with one micro-batch
+    (Grid(1, 2, 2), 4, {"schedule": gpipe, **CLIPPED, **SEQUENCE_PARALLEL}),
 ]
 
 
 def _seeds():
     config = dataclasses.replace(CONFIG, dropout=0.3)
-    training = Training3D(
-        config, Grid(2, 2, 1), torch.optim.SGD, micro_batches=2, micro_batch_size=BATCH // 4, lr=0.1, **CUTS
-    )
+    training = Training3D(config, Grid(2, 2, 1), torch.optim.SGD, micro_batches=2, micro_batch_size=BATCH // 4, lr=0.1)
     seen = []
     draw = training.stage.forward
 

@@ -10,7 +10,7 @@ checkpoints   checkpoints that survive a kill at any moment
 writing       text generation with a run's newest checkpoint: `sample(folder, prompt)`
 study         measurements of this machine and with different numbers of ranks
 report        a one-page report on the run and the study
-loop          the training loop of the notebook and of the learner's train.py
+learners_loop the training loop of the notebook and of the learner's train.py
 naive         the functions that the loop calls, as a first attempt would have them
 own_run       the learner's layers in this loop, and a plug that somebody pulls
 words         numbers and lists as text

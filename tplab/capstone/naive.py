@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from tplab.capstone.loop import Functions
+from tplab.capstone.learners_loop import Functions
 from tplab.data import clip_grad_norm
 
 _calls = 0  # of `shuffling_loader` in this process

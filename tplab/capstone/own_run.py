@@ -3,7 +3,8 @@
     launch(train_own, 2, args=(settings, answers, functions))                a run, or the rest of one
     launch(train_own, 2, args=(settings, answers, functions, Plug(18)))      rank 1 is killed in step 18
 
-The loop is `tplab.capstone.loop`. Around it, a run has what its settings ask for: text, tokenizer, model, optimizer.
+The loop is `tplab.capstone.learners_loop`. Around it, a run has what its settings ask for: text, tokenizer, model and
+optimizer.
 """
 
 import os
@@ -21,11 +22,11 @@ from torch import nn
 from torch.optim import AdamW
 
 from tplab.capstone.data.prepare import prepare
-from tplab.capstone.loop import Functions, load, name_of_shard, train
+from tplab.capstone.learners_loop import Functions, load, name_of_shard, train
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.optimizer import adamw_options
-from tplab.capstone.training.ranks import join
+from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.step import write
 from tplab.runtime import record
 
@@ -50,7 +51,7 @@ def train_own(settings: Settings, answers: Any, functions: Functions, plug: Plug
     torch.set_num_threads(1)
     ranks = join(settings)
     assert ranks.mesh is not None, "launch starts a process group even for a single rank"
-    model, optimizer = _model_and_optimizer(settings, answers)
+    model, optimizer = _model_and_optimizer(settings, answers, ranks)
     tokens = torch.from_numpy(np.array(prepare(settings).train))  # a copy, because torch wants to write
 
     def tell(step: int, loss: float, norm: float) -> None:
@@ -77,9 +78,9 @@ def losses_of(settings: Settings) -> dict[int, float]:
 def sample_of(settings: Settings, answers: Any, folder: Path) -> str:
     """Return what the model of the checkpoint `folder` writes after the prompt. Every rank calls this."""
     ranks, tokens = join(settings), prepare(settings)
-    model, optimizer = _model_and_optimizer(settings, answers)
+    model, optimizer = _model_and_optimizer(settings, answers, ranks)
     load(folder, model, optimizer, ranks.group("tp"))
-    return write(model, settings, ranks, tokens)
+    return write(model, settings, tokens, settings.prompt, settings.sample_tokens, seed=settings.seed)
 
 
 def messages_of(settings: Settings, answers: Any) -> dict[str, list[int]]:
@@ -89,7 +90,7 @@ def messages_of(settings: Settings, answers: Any) -> dict[str, list[int]]:
     one all-reduce per split matmul that f feeds, in the opposite order. If it has others, all are under "backward".
     """
     ranks = join(settings)
-    model, _ = _model_and_optimizer(settings, answers)
+    model, _ = _model_and_optimizer(settings, answers, ranks)
     ids = torch.zeros(settings.micro_batch_size, settings.seq_length, dtype=torch.long, device=ranks.device)
     layers = model.get_submodule("layers").children()
     blocks = [layer.get_submodule(name) for layer in layers for name in ("attention", "mlp")]
@@ -115,8 +116,7 @@ def messages_of(settings: Settings, answers: Any) -> dict[str, list[int]]:
     return found | {"backward": sent}
 
 
-def _model_and_optimizer(settings: Settings, answers: Any) -> tuple[nn.Module, AdamW]:
-    ranks = join(settings)
+def _model_and_optimizer(settings: Settings, answers: Any, ranks: Ranks) -> tuple[nn.Module, AdamW]:
     model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
     options = adamw_options(model, settings) | {"fused": False}
     return model, AdamW(options.pop("parameters"), **options)

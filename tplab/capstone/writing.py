@@ -17,13 +17,11 @@ import torch
 
 from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.data.prepare import TokenFiles
-from tplab.capstone.data.tokenizer import END
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS
 from tplab.capstone.settings.settings import LARGEST_SEED, Settings, check_text
-from tplab.capstone.training.step import TEMPERATURE, TOP_K, lower_precision
+from tplab.capstone.training.step import TEMPERATURE, write
 from tplab.checkpoint.sharded import load_sharded
-from tplab.gpt.generation import generate
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import check_tensor_parallel
 from tplab.runtime import device, launch, torchrun
@@ -39,9 +37,10 @@ def sample(
     temperature    0 always takes the most likely token (greedy); larger values make unlikely tokens more frequent
     seed           random seed for drawing tokens; the same seed gives the same text
 
-    If the text gets longer than the model's seq_length, the model continues from the second half of what it has read.
-    Raises FileNotFoundError if there's no run or no checkpoint in the folder, and ValueError for a prompt that is
-    empty, longer than seq_length or not valid Unicode, and for other invalid arguments.
+    An empty prompt means the beginning of a text. If the text gets longer than the model's seq_length, the model
+    continues from the second half of what it has read, and of a longer prompt, it reads only the end. Raises
+    FileNotFoundError if there's no run or no checkpoint in the folder, and ValueError for a prompt that isn't valid
+    Unicode, and for other invalid arguments.
     """
     folder = Path(folder)
     if not (folder / SETTINGS).exists():
@@ -62,40 +61,18 @@ def sample(
             f"the run in {folder} has no checkpoint yet. It saves one every save_every steps, and when you stop it"
         )
     files = TokenFiles(folder / "tokens")
-    ids = files.tokenizer.encode(prompt).ids
-    if not 0 < len(ids) <= settings.seq_length:
-        raise ValueError(
-            f"the prompt has {len(ids)} tokens, but the model can read 1 to {settings.seq_length}. Use another prompt"
-        )
-    wanted = settings, checkpoints.path(steps[-1]), ids, END, files.vocab_size, tokens, temperature, seed
-    return files.tokenizer.decode(launch(_continued, tp, args=wanted, backend=backend_for(tp), timeout=None)[0])
+    wanted = settings, checkpoints.path(steps[-1]), files.folder, prompt, tokens, temperature, seed
+    return launch(_written, tp, args=wanted, backend=backend_for(tp), timeout=None)[0]
 
 
-def _continued(
-    settings: Settings, checkpoint: Path, ids: list[int], end: int, vocab_size: int, tokens: int, temperature: float,
-    seed: int,
-) -> list[int]:  # fmt: skip
-    """Return the prompt's ids and the new ones. All ranks call this and return the same.
-
-    When the text fills all positions, the model continues from its second half with a new cache.
-    """
-    place, length, done = device(), settings.seq_length, len(ids) + tokens
+def _written(
+    settings: Settings, checkpoint: Path, files: Path, prompt: str, tokens: int, temperature: float, seed: int
+) -> str:
+    """Return the prompt and the new text. All ranks call this and return the same."""
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
-    model = ParallelGPT(settings.model, device="meta", dtype=dtype).to_empty(device=place)
+    model = ParallelGPT(settings.model, device="meta", dtype=dtype).to_empty(device=device())
     load_sharded(checkpoint, model)
-    chance, read = torch.Generator(place).manual_seed(seed), ids
-    while len(ids) < done:
-        more = min(done - len(ids), length + 1 - len(read))  # the last token isn't read, so it needs no position
-        with lower_precision(settings, place):
-            text = generate(
-                model, torch.tensor([read], device=place), more, temperature=temperature, top_k=TOP_K,
-                stop_id=end, vocab_size=vocab_size, generator=chance,
-            )  # fmt: skip
-        new = text[0, len(read) :].tolist()
-        if end in new:
-            return ids + new[: new.index(end)]
-        ids, read = ids + new, (read + new)[-max(1, length // 2) :]
-    return ids
+    return write(model, settings, TokenFiles(files), prompt, tokens, temperature=temperature, seed=seed)
 
 
 def main(argv: Sequence[str]) -> int:

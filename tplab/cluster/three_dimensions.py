@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from tplab.cluster.training_step import TrainingStep
 from tplab.data.data_parallel import tokens_of_all
-from tplab.data.grid import Grid, mesh
+from tplab.data.grid import Grid, Place, mesh
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline, counted_tokens
@@ -44,7 +44,6 @@ class Training3D:
     """One rank of a GPT training run on a grid of ranks. Every rank creates it with the same arguments.
 
     micro_batches       the number of micro-batches per replica and step
-    layers_per_stage    a list with the number of layers in each stage; None means the same number for all
     schedule            (stages, micro-batches) -> the pipeline's schedule, such as `one_f_one_b` or `zero_bubble`
     sequence_parallel   split the activations between the blocks over tp (chapter 12)
     max_norm            the norm to which gradients are clipped; None means no clipping
@@ -63,7 +62,6 @@ class Training3D:
         *,
         micro_batches: int,
         micro_batch_size: int,
-        layers_per_stage: Sequence[int] | None = None,
         schedule: Callable[[int, int], Schedule] = one_f_one_b,
         sequence_parallel: bool = False,
         seed: int = 0,
@@ -74,10 +72,6 @@ class Training3D:
     ) -> None:
         self.grid, self.mesh = grid, mesh(grid.dp, grid.pp, grid.tp)
         self.place = grid.place(dist.get_rank())
-        if layers_per_stage is not None and len(layers_per_stage) != grid.pp:
-            raise ValueError(
-                f"layers_per_stage={list(layers_per_stage)} has {len(layers_per_stage)} stages; pp={grid.pp}"
-            )
         self.micro_batches, self.micro_batch_size = micro_batches, micro_batch_size
         self.dp, self.pp, self.tp = (self.mesh.get_group(name) for name in ("dp", "pp", "tp"))
         tp, self.seed, self.steps = self.tp, seed, 0
@@ -85,7 +79,7 @@ class Training3D:
         seed_all(seed, tp)  # the same weights in every replica
         gpt = SequenceParallelGPT if sequence_parallel else ParallelGPT
         model = gpt(config, group=tp, device=device(), dtype=dtype)
-        self.stage = gpt_stages(model, layers_per_stage or grid.pp)[self.place.pp]
+        self.stage = gpt_stages(model, grid.pp)[self.place.pp]
         tokens = tokens_per_rank(config.seq_length, grid.tp) if sequence_parallel else config.seq_length
         self.pipeline = Pipeline(
             [self.stage],
@@ -120,9 +114,8 @@ class Training3D:
         """Set the random states for the forward pass of this replica's micro-batch k."""
         if not self.stage.config.dropout:
             return nullcontext()
-        # the micro-batch's index within the run
-        number = (self.steps * self.grid.dp + self.place.dp) * self.micro_batches + k
-        self.stage.rng = states_from(self.seed + SEEDS_APART * (1 + number * self.grid.pp + self.place.pp), self.tp)
+        seed = dropout_seed(self.seed, self.grid, self.place, self.steps, self.micro_batches, k)
+        self.stage.rng = states_from(seed, self.tp)
         return nullcontext()
 
     def _own(self, ids: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], int]:
@@ -146,3 +139,15 @@ class Training3D:
         for group in (self.pp, self.dp):
             dist.all_reduce(total, group=group)
         return float(total)
+
+
+def dropout_seed(seed: int, grid: Grid, place: Place, step: int, micro_batches: int, k: int) -> int:
+    """Return the seed from which a pipeline stage derives its random states for micro-batch k of its replica.
+
+    step             the number of steps before this one
+    micro_batches    the number of micro-batches per replica and step
+
+    Every micro-batch of a run gets different seeds for its stages, and the seeds don't depend on tp.
+    """
+    number = (step * grid.dp + place.dp) * micro_batches + k  # the micro-batch's index within the run
+    return seed + SEEDS_APART * (1 + number * grid.pp + place.pp)

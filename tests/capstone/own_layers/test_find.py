@@ -78,6 +78,7 @@ def test_the_courses_solutions_train_where_one_says_so(started, libraries):
         assert [line for line in text.splitlines() if not line.startswith("# Exercise")] == code[name]
     assert set(answers.whose.values()) == {"the course's solution"}
     assert answers.checked["5.2"] == "not passed"
+    assert "# Exercise 5.2\n" in answers.files["mlp.py"], "without a date"
 
 
 HALF = ("3.2", "3.3", "4.1", "4.2", "5.2", "6.2")

@@ -25,6 +25,7 @@ from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.ranks import Ranks
 from tplab.capstone.training.step import Step
 from tplab.checkpoint.sharded import load_sharded
+from tplab.cluster import three_dimensions
 from tplab.data.grid import Place
 from tplab.gpt.model import ParallelGPT
 
@@ -203,7 +204,7 @@ def test_every_micro_batch_stage_and_replica_has_other_dropout(monkeypatch: pyte
                 for k in range(settings.micro_batches):
                     one._dropout(k)
     assert len(seeds) == 2 * 3 * 3 * 4
-    assert min(b - a for a, b in pairwise(sorted(seeds))) == step.SEEDS_APART
+    assert min(b - a for a, b in pairwise(sorted(seeds))) == three_dimensions.SEEDS_APART
     model.eval()
     assert one._dropout(0) is None
 

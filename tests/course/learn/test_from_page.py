@@ -109,7 +109,7 @@ def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
     book.run("import torch.distributed as dist\nfrom torch.autograd import Function")
     book.run(answer)
     assert "✓ Exercise 3.2 passed" in html(book.run('check("3.2", CopyToRegion)'))
-    path = course.folder / "my_tp" / "mappings.py"
+    path = course.folder / "my_tp" / "operators.py"
     assert "grad_output.detach().clone(" in path.read_text()
     book.run(answer.replace(".detach()", ".contiguous()"))
     book.run(

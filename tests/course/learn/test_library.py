@@ -1,5 +1,6 @@
 """The learner's library: what passes goes into a plain package, which does what the notebook's answers do."""
 
+import json
 import re
 import subprocess
 import sys
@@ -140,6 +141,30 @@ def test_an_answer_waits_for_those_of_its_chapter_that_it_uses(tmp_path):
     (module,) = library.modules(course)
     assert ([*module.answers], module.borrowed) == (["8.1", "8.2", "8.3"], {"3.3": ["reduce_from_region"]})
     assert library.waiting(course, library.modules(course)) == []
+
+
+@pytest.mark.parametrize("edit", ["", "mine = 1\n"])
+def test_files_of_a_library_from_before_the_operators_had_their_name_make_room(edit, tmp_path):
+    course = empty_course(tmp_path / "my_course")
+    pass_all(course, ["3.2", "3.3"])
+    folder, kept = course.folder / library.PACKAGE, course.folder / "kept"
+    answers, adapters = (folder / "operators.py").read_text(), '"""Given by the course: my operators, adapted."""\n'
+    old = {"mappings.py": answers, "operators.py": adapters}
+    for name, text in old.items():
+        (folder / name).write_text(text)
+    hashes = json.loads((course.memory / library.HASHES).read_text())
+    hashes |= {name: library._hash(text.encode()) for name, text in old.items()}
+    (course.memory / library.HASHES).write_text(json.dumps(hashes))
+    (folder / "mappings.py").write_text(answers + edit)
+    assert library.edited(course) == (["mappings.py"] if edit else [])
+    pass_all(course, ["3.2", "3.3", "4.1"])
+    assert not (folder / "mappings.py").exists()
+    assert (folder / "operators.py").read_text() == answers
+    copies = [copy.read_text() for copy in kept.glob("*")]
+    assert copies == ([answers + edit] if edit else [])
+    (folder / "mappings.py").write_text("a file of the learner's own")
+    pass_all(course, ["4.2"])
+    assert (folder / "mappings.py").exists()
 
 
 @pytest.fixture

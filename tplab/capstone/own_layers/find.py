@@ -86,7 +86,7 @@ def find_answers(folder: str | Path, settings: Settings | None = None, *, missin
         reference = references[chapter_of(exercise)]
         solution = extract_from(merge(reference, reference), exercise)
         if exercise not in stored:
-            passages[exercise], dates[exercise] = solution, "never"
+            passages[exercise] = solution
         whose[exercise] = COURSES if passages[exercise] == solution else MINE
     lacking = [exercise for exercise in FOR_A_GPT if exercise not in stored]
     if lacking and missing == "error":

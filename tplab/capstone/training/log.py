@@ -25,7 +25,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tplab.capstone.loop import learning_rate
+from tplab.capstone.learners_loop import learning_rate
 from tplab.capstone.settings.run_folder import LOG
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.meter import this_machine

@@ -28,7 +28,7 @@ from torch import nn
 
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
-from tplab.capstone.loop import learning_rate
+from tplab.capstone.learners_loop import learning_rate
 from tplab.capstone.planning.predictions import plan
 from tplab.capstone.settings.run_folder import check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings

@@ -17,26 +17,29 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import AdamW
 
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.data.tokenizer import END
-from tplab.capstone.loop import learning_rate
+from tplab.capstone.learners_loop import learning_rate
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import for_generation, training_step
 from tplab.capstone.training.optimizer import adamw_options
 from tplab.capstone.training.ranks import Ranks
+from tplab.cluster.three_dimensions import dropout_seed
+from tplab.data.grid import Grid
 from tplab.data.zero_state import unsharded
 from tplab.gpt.generation import generate
 from tplab.pipeline.executor import Pipeline
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import one_f_one_b
 from tplab.pipeline.stages import GPTStage
+from tplab.runtime import device
 from tplab.tensor.rng import RNGTracker, seed_all
 
 TEMPERATURE, TOP_K = 0.8, 40  # for generating samples
-SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 
 
 class Step:
@@ -79,11 +82,11 @@ class Step:
     @torch.no_grad()
     def loss(self, held_out: Batches, count: int) -> float:
         """Return the mean loss of `count` batches in nats per token. All ranks call this and get the same result."""
-        m, place, device = self.settings.micro_batches, self.ranks.place, self.ranks.device
-        total = zero = torch.zeros((), dtype=torch.float64, device=device)
+        m, place = self.settings.micro_batches, self.ranks.place
+        total = zero = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         self.model.eval()
         for number in range(count):
-            ids, targets = (tensor.to(device) for tensor in held_out.own(number, place.dp, self.settings.dp))
+            ids, targets = (tensor.to(self.ranks.device) for tensor in held_out.own(number, place.dp, self.settings.dp))
             batches = ids.chunk(m), targets.chunk(m)  # [B/dp/m, s] each
             if self.pipeline is not None:
                 loss = self.pipeline.evaluate(*batches, total=targets.numel())
@@ -95,9 +98,13 @@ class Step:
         return self.ranks.mean(total)
 
     def sample(self, tokens: TokenFiles, number: int) -> str:
-        """Return the prompt and `sample_tokens` random tokens, which `number` determines. All ranks call this."""
-        with lower_precision(self.settings, self.ranks.device), unsharded(self.training.optimizer):
-            return write(self.model, self.settings, self.ranks, tokens, number)
+        """Return the prompt and `sample_tokens` random tokens, which `number` determines (see `write`)."""
+        settings, pp = self.settings, self.ranks.group("pp")
+        with unsharded(self.training.optimizer):
+            return write(
+                self.model, settings, tokens, settings.prompt, settings.sample_tokens, pp=pp,
+                seed=settings.seed + number,
+            )  # fmt: skip
 
     def _forward(self, k: int, ids: Tensor, targets: Tensor) -> Tensor:
         rng = self._dropout(k)
@@ -124,31 +131,46 @@ class Step:
 
     def _dropout(self, k: int) -> RNGTracker | None:
         """Return the random states for micro-batch k of this replica, or None if nothing is dropped."""
-        settings, (dp, pp, _) = self.settings, self.ranks.place
+        settings = self.settings
         if not settings.dropout or not self.model.training:
             return None
-        of_a_step = settings.dp * settings.micro_batches
-        number = (self._number - 1) * of_a_step + dp * settings.micro_batches + k  # counts the run's micro-batches
-        return seed_all(settings.seed + SEEDS_APART * (1 + number * settings.pp + pp), self.ranks.group("tp"))
+        grid = Grid(settings.dp, settings.pp, settings.tp)
+        seed = dropout_seed(settings.seed, grid, self.ranks.place, self._number - 1, settings.micro_batches, k)
+        return seed_all(seed, self.ranks.group("tp"))
 
 
-def write(model: nn.Module, settings: Settings, ranks: Ranks, tokens: TokenFiles, number: int = 0) -> str:
-    """Return the prompt and `sample_tokens` random tokens, which `number` determines. All ranks call this.
+def write(
+    model: nn.Module, settings: Settings, tokens: TokenFiles, prompt: str, count: int, *,
+    pp: ProcessGroup | None = None, temperature: float = TEMPERATURE, seed: int = 0,
+) -> str:  # fmt: skip
+    """Return the prompt and `count` random tokens, or fewer if the model ends the text earlier. All ranks call this.
 
-    An empty prompt means the beginning of a text, which is where the text before it has ended.
+    pp      the group of the pipeline's ranks, if the model is a pipeline stage
+    seed    the same seed gives the same text
 
-    The model has positions for `seq_length` tokens, so the text ends there. If a prompt leaves no room for a new token,
-    only its end is used, followed by one token (or by none, if there is only one position).
+    An empty prompt means the beginning of a text, which is where the text before it has ended. Of a prompt longer than
+    seq_length, the model reads only the end. Once the text fills all positions, the model continues from the second
+    half of what it has read, with a new cache.
     """
-    prompt = tokens.tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [END]
-    text = generate(
-        for_generation(model, ranks.group("pp")), torch.tensor([prompt], device=ranks.device),  # [1, s]
-        min(settings.sample_tokens, settings.seq_length - len(prompt)), temperature=TEMPERATURE, top_k=TOP_K,
-        generator=torch.Generator(ranks.device).manual_seed(settings.seed + number), vocab_size=tokens.vocab_size,
-    )  # fmt: skip
-    return tokens.tokenizer.decode(text[0].tolist())
+    writer, length, left = for_generation(model, pp), settings.seq_length, count
+    generator = torch.Generator(device()).manual_seed(seed)
+    ids = tokens.tokenizer.encode(prompt).ids
+    read = (ids or [END])[-length:]
+    while left:
+        more = min(left, length + 1 - len(read))  # the last token isn't read, so it needs no position
+        with lower_precision(settings, device()):
+            text = generate(
+                writer, torch.tensor([read], device=device()), more, temperature=temperature, top_k=TOP_K,
+                stop_id=END, vocab_size=tokens.vocab_size, generator=generator,
+            )  # fmt: skip
+        new = text[0, len(read) :].tolist()
+        if END in new:
+            ids += new[: new.index(END)]
+            break
+        ids, left, read = ids + new, left - more, (read + new)[-max(1, length // 2) :]
+    return tokens.tokenizer.decode(ids)
 
 
-def lower_precision(settings: Settings, device: torch.device) -> torch.autocast:
+def lower_precision(settings: Settings, place: torch.device) -> torch.autocast:
     """Context manager that runs matmuls in bfloat16 if the settings say so."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16")
+    return torch.autocast(place.type, torch.bfloat16, enabled=settings.precision == "bfloat16")

@@ -5,7 +5,7 @@
     my_tp/given/tensor_sharding.py                 `divide`, and what it uses from tplab/tensor/sharding.py
 
 Only the definitions that are used are copied, so that learners see how little of the library they haven't written. We
-read the sources but never run them. templates/ has more modules for my_tp: operators and blocks adapt the learner's
+read the sources but never run them. templates/ has more modules for my_tp: adapters and blocks adapt the learner's
 answers to the way later chapters call them, and demo runs them. It also contains train.py.
 """
 
@@ -23,6 +23,8 @@ PACKAGE = "my_tp"
 GIVEN = "given"  # the folder in the package that the copies go to
 TEMPLATES = Path(__file__).parent / "templates"
 _SOURCES = Path(tplab.__file__).parent
+# If an answer imports something from these, it stays an import. train.py's loop is in tplab.capstone, but no answer
+# imports it. my_tp.py asks for it by its module and its name (GIVEN_FOR_TRAINING)
 _NOT_COPIED = ("tplab.course", "tplab.capstone", "tplab.viz", "tplab.runtime.launcher", "tplab.runtime.hooks")
 # What the copies import in place of a name from tplab. Outside tplab, nothing records communication
 _STAND_INS = {"unrecorded": "from contextlib import nullcontext as unrecorded"}

@@ -1,7 +1,7 @@
 """Write the text of the learner's package, my_tp, from their passed answers.
 
     linear.py                     the answers to chapter 04, with the imports and helpers they use
-    operators.py, blocks.py       given: small adapters for answers that later chapters call in a different way
+    adapters.py, blocks.py        given: small adapters for answers that later chapters call in a different way
     demo.py, __main__.py          given: what `python -m my_tp` runs
     given/tensor_sharding.py      given: the course's code that the answers use (see given_code.py)
 
@@ -22,16 +22,16 @@ from tplab.course.notebooks.numbering import START_NUMBER, chapter_of, heading
 from tplab.course.notebooks.source import passed_names
 
 MODULES = (  # by chapter number. The modules of chapters that a teacher adds are named by their number
-    "memory", "collectives", "splitting", "mappings", "linear", "mlp", "attention", "embedding", "cross_entropy",
+    "memory", "collectives", "splitting", "operators", "linear", "mlp", "attention", "embedding", "cross_entropy",
     "randomness", "transformer", "cost", "sequence", "pipeline", "data_parallel", "training",
 )  # fmt: skip
 
 # Name that later chapters import from tplab -> the exercise whose answer takes its place, and the module that has it
 REPLACED = {
-    "copy_to_region": ("3.2", "operators"),
-    "reduce_from_region": ("3.3", "operators"),
-    "scatter_to_region": ("3.3", "operators"),
-    "gather_from_region": ("3.3", "operators"),
+    "copy_to_region": ("3.2", "adapters"),
+    "reduce_from_region": ("3.3", "adapters"),
+    "scatter_to_region": ("3.3", "adapters"),
+    "gather_from_region": ("3.3", "adapters"),
     "ColumnParallelLinear": ("4.1", "linear"),
     "RowParallelLinear": ("4.2", "linear"),
     "shard": ("4.3", "linear"),
@@ -44,7 +44,7 @@ REPLACED = {
     "transformer": ("10.3", ""),
     "allreduce_sequence_parallel_gradients": ("12.3", "blocks"),
 }
-ADAPTERS = ("operators", "blocks")
+ADAPTERS = ("adapters", "blocks")
 
 # What `python -m my_tp` can run -> the exercises whose answers it needs, and the description that the learner sees
 DEMOS = {
@@ -69,7 +69,7 @@ BLOCKS = {"embedding": "7.3", "attention": "6.2", "MLP": "5.2", "logits": "7.4",
 FOR_TRAINING = ("10.3", "10.4", "10.5", "15.1", "15.2", "15.3")
 GIVEN_FOR_TRAINING = (
     Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"),
-    Part("tplab.capstone.loop", "Functions"), Part("tplab.capstone.loop", "train"),
+    Part("tplab.capstone.learners_loop", "Functions"), Part("tplab.capstone.learners_loop", "train"),
 )  # fmt: skip
 _TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py imports, directly or indirectly
 
@@ -121,7 +121,7 @@ def files(course: Course, modules: Sequence[Module], dates: Mapping[str, str]) -
     """Return the text of each file in the package, as {"linear.py": ..., "given/tensor_sharding.py": ...}.
 
     modules:  see `modules_of`
-    dates:    when each answer passed, by exercise
+    dates:    when each answer passed, by exercise. A solution that takes the place of an answer has no date
     """
     parts = [part for module in modules for part in module.parts]
     parts += GIVEN_FOR_TRAINING if is_enough_to_train(modules) else ()
@@ -197,7 +197,8 @@ def _module_text(course: Course, module: Module, dates: Mapping[str, str]) -> st
     for exercise, passage in module.answers.items():
         parts += [helper for helper in passage.helpers if helper not in helpers]
         helpers |= {*passage.helpers}
-        parts += [f"# Exercise {exercise}, passed on {dates[exercise]}", *passage.code]
+        passed = f", passed on {dates[exercise]}" if exercise in dates else ""
+        parts += [f"# Exercise {exercise}{passed}", *passage.code]
     return "\n\n\n".join(parts) + "\n"
 
 

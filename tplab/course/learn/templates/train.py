@@ -8,7 +8,7 @@
 If there's a GPU for every rank, it trains on GPUs over NCCL, and otherwise on the CPU over gloo. Tokens are bytes, so
 any text will do. If you start it again, it continues from the newest checkpoint, even with a different number of ranks
 per replica. The layers, the training step, the order of the data and the checkpoints are my answers to the exercises.
-given/ and this script come from the course, and the loop itself is in given/capstone_loop.py.
+given/ and this script come from the course, and the loop itself is in given/capstone_learners_loop.py.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from my_tp.given.capstone_loop import Functions, train
+from my_tp.given.capstone_learners_loop import Functions, train
 from my_tp.given.memory_config import GPTConfig
 from my_tp.given.tensor_initialization import init_parameter
 from my_tp.training import newest_checkpoint, own_windows, save_checkpoint, training_step

@@ -4,7 +4,7 @@ My operators take no group, because chapter 03 has only one. If only some ranks 
 """
 
 import torch.distributed as dist
-from my_tp.mappings import CopyToRegion, GatherFromRegion, ReduceFromRegion, ScatterToRegion
+from my_tp.operators import CopyToRegion, GatherFromRegion, ReduceFromRegion, ScatterToRegion
 
 from tplab.tensor.operators import copy_to_region as copy_in_group
 from tplab.tensor.operators import gather_from_region as gather_in_group
