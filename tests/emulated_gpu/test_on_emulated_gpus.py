@@ -90,8 +90,8 @@ def test_a_step_moves_at_most_3_percent_more_bytes_than_plain_pytorch_and_layers
 LAYERS = [(1, "rank and not ranks"), (1, "share"), (2, "2 and GPUs"), (8, "4 and ranks"), (8, "8 and ranks")]
 CAPSTONE = [
     (1, "losses_on_gpus"), (1, "cut_it and share and NCCL"), (1, "cut_it and share and gloo"),
-    (1, "others_layers or stopped"), (2, "losses_on_gpus and 2 and not share"), (2, "cut_it and not share"),
-    (2, "others_layers and not rank"), (8, "another_grid"),
+    (1, "learners_layers or stopped"), (2, "losses_on_gpus and 2 and not share"), (2, "cut_it and not share"),
+    (2, "learners_layers and not rank"), (8, "another_grid"),
 ]  # fmt: skip
 
 
