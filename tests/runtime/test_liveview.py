@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -115,20 +116,32 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     return Recorder.made
 
 
-def late() -> None:
+def wait_for(file: Path) -> None:
+    """Wait until the parent has made this file, which it does once it has shown what the test looks for."""
+    while not file.exists():
+        time.sleep(0.05)
+
+
+def late(seen: Path) -> None:
     if dist.get_rank() == 1:
-        time.sleep(2.5)
+        wait_for(seen)
     if dist.get_rank() < 2:
         dist.all_reduce(torch.ones(4), group=dist.group.WORLD)
     elif dist.get_rank() == 2:
         dist.all_reduce(torch.ones(4))
 
 
-def test_a_real_run_is_seen_as_it_is(views: list[Recorder]) -> None:
-    tplab.launch(late, 3)
+def test_a_real_run_is_seen_as_it_is(views: list[Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, waits, draw = tmp_path / "seen", "waits in all_reduce #1 for rank 1", Recorder._draw
+
+    def draw_and_tell(self: Recorder, seconds: float) -> None:
+        draw(self, seconds)
+        if [now.words for now in self.drawn[-1][1]] == [waits, "computing", waits]:
+            seen.touch()
+
+    monkeypatch.setattr(Recorder, "_draw", draw_and_tell)
+    tplab.launch(late, 3, args=(seen,), timeout=200)
     (view,) = views
-    waits = "waits in all_reduce #1 for rank 1"
-    assert [waits, "computing", waits] in [[now.words for now in ranks] for _, ranks in view.drawn]
     assert view.drawn[0][0] >= liveview.SHOWN_AFTER
     assert view.closed == 1
 
@@ -176,10 +189,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def prints_early_and_late() -> None:
+def prints_early_and_late(seen: Path) -> None:
     if dist.get_rank() == 0:
         print("early words", flush=True)
-        time.sleep(2.5)
+        wait_for(seen)
         print("late words", flush=True)
     dist.all_reduce(torch.ones(2))
 
@@ -189,15 +202,24 @@ def screen(received: str) -> list[str]:
     return [line.rpartition("\r\x1b[K")[2] for line in received.split("\n")]
 
 
-def test_a_terminal_has_a_status_line_that_makes_room_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+def test_a_terminal_has_a_status_line_that_makes_room_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = re.compile(r"\d\.\d s  rank 0 ● computing  rank 1 ○ waits in all_reduce #1 for rank( 0|…)")
+    seen = tmp_path / "seen"
+
+    class Watched(Terminal):
+        def write(self, text: str) -> int:
+            if status.search(text):
+                seen.touch()
+            return super().write(text)
+
+    terminal = Watched()
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "70")
-    tplab.launch(prints_early_and_late, 2)
+    tplab.launch(prints_early_and_late, 2, args=(seen,), timeout=200)
     received = terminal.getvalue()
-    assert re.search(r"\d\.\d s  rank 0 ● computing  rank 1 ○ waits in all_reduce #1 for rank( 0|…)", received)
+    assert status.search(received)
     assert screen(received)[-3:] == ["[rank 0] early words", "[rank 0] late words", ""]
     assert all(len(part) < 70 for part in re.findall(r"\x1b\[K(\d\.\d s[^\r\n]*)", received))
 
