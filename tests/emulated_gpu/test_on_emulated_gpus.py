@@ -130,8 +130,7 @@ def test_the_learners_script_trains_on_gpus_as_on_the_cpu(precision: str, tmp_pa
         start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
         done = on_gpus(gpus, *start, *flags, "--precision", precision, "--folder", f"on{gpus}", cwd=course.folder)
         assert done.returncode == 0, done.stderr[-5000:]
-        where = "one GPU each, over NCCL" if gpus else "the CPU, over gloo"
-        assert f"2 ranks, tp=2, on {where}; going on after step 0" in done.stdout
+        assert ("NCCL" if gpus else "gloo") in done.stdout.splitlines()[0]
         rows = (course.folder / f"on{gpus}" / "log.csv").read_text().split()
         losses[gpus] = [float(row.split(",")[1]) for row in rows]
     assert len(losses[0]) == 6
