@@ -4,8 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.viz.pictures import fills, texts
 from tplab import viz
@@ -130,45 +128,6 @@ def test_outside_a_notebook_controls_give_the_picture_where_they_are_told_to_sta
     assert viz.play(lambda p: frames[p], p=(2, 4), start={"p": 4, "step": 2}) == "e"
 
 
-CELLS = """
-from tplab import viz
-seen = []
-def draw(p, kind):
-    seen.append((p, kind))
-    return viz.split((8, 8), 0 if kind == "row" else 1, p, title=f"p = {p}, {kind}")
-box = viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
-box
----
-box.children[0].value = 4
-box.children[1].value = "row"
-box.children[0].value = 2
-box.children[0].value = 4  # as before, so it isn't drawn again
-seen
----
-ran, drawn = [], []
-def show(p, step):
-    drawn.append((p, step))
-    return viz.split((8, 8), 0, p, title=f"p = {p}, step {step}")
-def run(p):
-    ran.append(p)
-    return viz.Frames(p + 1, lambda step: show(p, step))
-player = viz.play(run, p=(1, 2, 4), start={"p": 2, "step": 1}, seconds=0.5)
-player
----
-slider, button, steps, output = player.children
-before = button.value, button.max, steps.value, steps.max, button.interval
-steps.value = 2         # as the page does while it plays
-button.playing = True
-slider.value = 4        # another run: it begins at its start, and waits for the button
-steps.value = 3
-before, button.playing, (button.value, button.max, steps.max)
----
-slider.value = 2        # a run that's known, from its start
-slider.value = 1        # a run that's shorter than the step shown before
-ran, drawn, steps.value, steps.max
-"""
-
-
 @pytest.mark.parametrize(
     ("values", "widget"),
     [
@@ -186,19 +145,55 @@ def test_the_kind_of_control_depends_on_the_values(values, widget) -> None:
     assert made.value == values[1]
 
 
-@pytest.mark.slow
-def test_in_a_real_kernel_controls_redraw_the_picture_and_play_shows_each_step_of_the_chosen_run() -> None:
-    notebook = new_notebook(cells=[new_code_cell(source) for source in CELLS.split("---")])
-    NotebookClient(notebook, timeout=120).execute()
-    explored, *others = (cell["outputs"][-1] for cell in notebook["cells"])
-    assert "widget-view" in str(explored)
-    moved, _, played, shorter = (output["data"].get("text/plain", "").replace("\n", "") for output in others)
-    assert moved == "[(2, 'column'), (4, 'column'), (4, 'row'), (2, 'row')]"
-    assert played == "((1, 2, 1, 2, 500), False, (0, 4, 4))"
-    assert shorter == "([2, 4, 1], [(2, 1), (2, 2), (4, 0), (4, 3), (2, 0), (1, 0)], 0, 1)", (
-        "each picture is drawn once"
-    )
-    state = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
-    held = [widget["state"]["outputs"] for widget in state.values() if widget["model_name"] == "OutputModel"]
-    shown = [output["metadata"]["image/png"]["alt"] for outputs in held for output in outputs if "data" in output]
-    assert sorted(alt.partition(":")[0] for alt in shown) == ["p = 1, step 0", "p = 4, row"], "the old picture goes"
+@pytest.fixture
+def shown(monkeypatch) -> list[str]:
+    """The pictures that the controls display, as in a notebook's kernel. (tests/browser presses them on a page.)"""
+    displayed: list[str] = []
+    monkeypatch.setattr(controls, "_in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", lambda shown, raw=False, **_: raw or displayed.append(shown))
+    return displayed
+
+
+def test_controls_draw_the_picture_of_each_selection_once(shown) -> None:
+    drawn = []
+
+    def draw(p: int, kind: str) -> str:
+        drawn.append((p, kind))
+        return f"{p} {kind}"
+
+    box = viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
+    parts, kind, output = box.children
+    parts.value = 4
+    kind.value = "row"
+    parts.value = 2
+    parts.value = 4
+    assert shown == ["2 column", "4 column", "4 row", "2 row", "4 row"]
+    assert drawn == [(2, "column"), (4, "column"), (4, "row"), (2, "row")]
+    assert not output._dom_classes, "the last picture is not pale"
+
+
+def test_play_shows_each_step_of_the_chosen_run_and_begins_another_run_at_its_start(shown) -> None:
+    ran, drawn = [], []
+
+    def show(p: int, step: int) -> tuple[int, int]:
+        drawn.append((p, step))
+        return p, step
+
+    def run(p: int) -> viz.Frames:
+        ran.append(p)
+        return viz.Frames(p + 1, lambda step: show(p, step))
+
+    box = viz.play(run, p=(1, 2, 4), start={"p": 2, "step": 1}, seconds=0.5)
+    slider, button, steps, _ = box.children
+    assert (button.value, button.max, steps.value, steps.max, button.interval) == (1, 2, 1, 2, 500)
+    steps.value = 2  # as the page does while it plays
+    button.playing = True
+    slider.value = 4
+    assert (button.playing, button.value, steps.value, button.max, steps.max) == (False, 0, 0, 4, 4)
+    steps.value = 3
+    slider.value = 2  # a run that's known, from its start
+    slider.value = 1  # a run that's shorter than the step shown before
+    assert (steps.value, steps.max) == (0, 1)
+    assert ran == [2, 4, 1]
+    assert drawn == [(2, 1), (2, 2), (4, 0), (4, 3), (2, 0), (1, 0)], "each picture is drawn once"
+    assert shown == drawn
