@@ -29,6 +29,7 @@ class Cell:
 class Notebook:
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager, self.client = manager, client
+        self._read: list[dict] = []  # the running cell's messages so far, where wait_until_shown has read them
 
     def start(self, source: str) -> str:
         """Begin to run a cell; returns the id of the request."""
@@ -38,9 +39,10 @@ class Notebook:
         """Wait for the cell that `start` began."""
         cell, displays = Cell(), {}
         end = time.monotonic() + timeout
+        earlier, self._read = iter(self._read), []
         while True:
             try:
-                message = self.client.get_iopub_msg(timeout=max(0.1, end - time.monotonic()))
+                message = next(earlier, None) or self.client.get_iopub_msg(timeout=max(0.1, end - time.monotonic()))
             except Empty:
                 raise TimeoutError(f"the cell did not end within {timeout} s; so far it showed: {cell.text}") from None
             if message["parent_header"].get("msg_id") != request:
@@ -68,6 +70,7 @@ class Notebook:
         end = time.monotonic() + 120
         while time.monotonic() < end:
             message = self.client.get_iopub_msg(timeout=120)
+            self._read.append(message)
             if message["parent_header"].get("msg_id") == request and words in str(message["content"]):
                 return str(message["content"])
         raise TimeoutError(words)

@@ -253,9 +253,6 @@ def test_a_view_is_shown_on_a_page_and_in_a_terminal_and_nowhere_else(
 
 # In a notebook
 
-SLOW = "def slow():\n    time.sleep(2.5 * dist.get_rank())\n    dist.all_reduce(torch.ones(2))\n    return 1\n"
-
-
 @pytest.fixture(scope="module")
 def book() -> Iterator[Notebook]:
     """A kernel as JupyterLab starts it."""
@@ -279,8 +276,16 @@ def kinds(cell: Cell) -> list[str]:
     return [message["msg_type"] for message in cell.messages]
 
 
-def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook) -> None:
-    cell = book.run(SLOW + "tplab.launch(slow, 2)[1]")
+def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    late = (
+        f"def late():\n    while dist.get_rank() and not os.path.exists({str(seen)!r}):\n        time.sleep(0.05)\n"
+        "    dist.all_reduce(torch.ones(2))\n    return 1\n"
+    )
+    request = book.start(late + "tplab.launch(late, 2)[1]")
+    book.wait_until_shown(request, "waits in all_reduce #1 for rank 1")
+    seen.touch()
+    cell = book.finish(request)
     views = [m["content"] for m in cell.messages if WIDGET_VIEW in m["content"].get("data", {})]
     assert len(views) == 1
     assert list(views[0]["data"]) == [WIDGET_VIEW], "no text beside it that nbval could compare"
