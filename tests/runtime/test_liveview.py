@@ -253,6 +253,7 @@ def test_a_view_is_shown_on_a_page_and_in_a_terminal_and_nowhere_else(
 
 # In a notebook
 
+
 @pytest.fixture(scope="module")
 def book() -> Iterator[Notebook]:
     """A kernel as JupyterLab starts it."""

@@ -198,11 +198,14 @@ def refused() -> list[str]:
         except (RuntimeError, NotImplementedError) as error:
             said.append(f"{type(error).__name__}: {error}")
 
+    replicated = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     with slow_link(1e-3):
         with pytest.raises(RuntimeError, match="already"), slow_link(1e-3):
             pass
         tries(lambda: dist.recv(torch.empty(1)))
         tries(lambda: dist._functional_collectives.all_reduce(torch.ones(1), "sum", dist.group.WORLD))
+        tries(lambda: replicated(torch.ones(1, 1)))
+    replicated(torch.ones(1, 1)).sum().backward()
     if rank == 0:
         with slow_link(1e-3):
             tries(lambda: dist.all_reduce(torch.ones(1)))
@@ -213,9 +216,10 @@ def refused() -> list[str]:
 
 def test_what_it_cannot_delay_is_refused() -> None:
     first, second = tplab.launch(refused, 2, backend="gloo")
-    for said, words in zip(first, ("from any rank", "C++", "rank 1 .* outside of slow_link"), strict=True):
+    expected = ("from any rank", "C++", "DistributedDataParallel", "rank 1 .* outside of slow_link")
+    for said, words in zip(first, expected, strict=True):
         assert re.search(words, said)
-    assert len(second) == 2
+    assert len(second) == 3
 
 
 def test_the_board_remembers_the_latest_starts_of_each_channel() -> None:

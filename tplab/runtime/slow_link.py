@@ -33,6 +33,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+from torch.nn.modules.module import Module, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from tplab.common.units import duration, size
 from tplab.runtime import hooks
@@ -177,7 +179,8 @@ def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowL
     change. `link.text` describes the link for a picture, and each `Collective` of the record says when its transfer
     began and ended. Raises RuntimeError in a process that `launch` hasn't started, on a backend other than gloo, inside
     another slow_link, and if a group has more than 128 operations in flight on a rank. Raises NotImplementedError for a
-    receive from any rank and for functional collectives. What DistributedDataParallel sends isn't delayed.
+    receive from any rank, for functional collectives, and for the forward pass of DistributedDataParallel, which sends
+    from C++.
     """
     link = SlowLink(alpha, bandwidth)
     board, recorder = _board(), hooks.active
@@ -185,9 +188,19 @@ def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowL
     if recorder.on_enter is not None:
         raise RuntimeError("this rank is in a slow_link already")
     rank = recorder.rank
+
+    def refuse_ddp(module: Module, _: Any) -> None:
+        if isinstance(module, DistributedDataParallel):
+            raise NotImplementedError(
+                "slow_link can't delay the all-reduces of DistributedDataParallel, because torch starts them from C++: "
+                "average the gradients with dist.all_reduce"
+            )
+
+    handle = register_module_forward_pre_hook(refuse_ddp)
     recorder.on_enter = lambda channel, number: board.note_start(rank, channel, number, time.monotonic())
     try:
         with hooks.carried_by(link):
             yield link
     finally:
         recorder.on_enter = None
+        handle.remove()
