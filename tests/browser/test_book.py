@@ -10,12 +10,15 @@ from tests.browser.lab import browser, chromium_path
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("book")]
 
-# How wide the page and the window are; of each figure its size, its natural size and its alt text; formulas left as
-# TeX; figures, tables and formulas that end beyond the text's column; and what outputs are painted on
+# How wide the page and the window are; of each figure its size, its natural size and its alt text; how narrow the
+# narrowest other picture is; formulas left as TeX; figures, tables and formulas that end beyond the column of the text;
+# and what outputs are painted on
 MEASURES = """() => ({
     width: [document.documentElement.scrollWidth, document.documentElement.clientWidth],
     figures: [...document.querySelectorAll(".bd-article .cell_output img")].filter(img => img.checkVisibility())
         .map(img => [img.clientWidth, img.clientHeight, img.naturalWidth, img.naturalHeight, img.alt]),
+    narrowest: Math.min(...[...document.querySelectorAll(".bd-article :is(p, .three) > img")]
+        .filter(img => img.checkVisibility()).map(img => img.clientWidth)),
     raw: [...document.querySelectorAll(".bd-article :is(span, div).math")]
         .filter(math => !math.querySelector("mjx-container")).map(math => math.textContent),
     cut: [...document.querySelectorAll(".bd-article :is(img, table, mjx-container)")]
@@ -56,6 +59,8 @@ def test_every_page_can_be_read(book: Path, width: int, theme: str) -> None:
             wrong += [f"{path.name}: still TeX: {tex}" for tex in measured["raw"]]
             if width > 1000:  # on a phone, they scroll
                 wrong += [f"{path.name}: this doesn't fit into the column: {name}" for name in measured["cut"]]
+            elif measured["narrowest"] and measured["narrowest"] < 550:
+                wrong.append(f"{path.name}: the text in a picture of {measured['narrowest']} pixels can't be read")
             if theme == "dark":
                 wrong += [f"{path.name}: a slab in {color}" for color in measured["slabs"] if "0, 0, 0, 0" not in color]
     assert wrong == []
