@@ -19,7 +19,7 @@ from torch.futures import Future
 from torch.utils._pytree import tree_map
 
 from tplab.runtime.naming import flat
-from tplab.runtime.recorder import Recorder
+from tplab.runtime.recorder import Entered, Recorder
 
 Replaced = Mapping[int, Tensor]  # the tensors to pass to the backend in place of the program's, by id of the latter
 Call = Callable[[Replaced], Any]  # starts an operation and returns its Work, or None if nothing is left to wait for
@@ -34,7 +34,7 @@ class Operation:
     written      the tensors that the backend writes to
     """
 
-    entered: Any
+    entered: Entered
     group: ProcessGroup
     read: Sequence[Tensor]
     written: Sequence[Tensor]
@@ -134,7 +134,7 @@ def carrying(carrier: Carrier) -> Iterator[None]:
 
 
 def started(
-    recorder: Recorder, entered: Any, group: ProcessGroup, method: Callable[..., Any],
+    recorder: Recorder, entered: Entered, group: ProcessGroup, method: Callable[..., Any],
     args: tuple[Any, ...], kwargs: Mapping[str, Any],
 ) -> Any:  # fmt: skip
     """Call a method of the group, through the carriers if there are any, and return the Work.

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from tplab.runtime import carriers, functional_hooks, shared_memory
 from tplab.runtime.diagnosis import NEW_GROUP
 from tplab.runtime.naming import flat
-from tplab.runtime.recorder import Recorder
+from tplab.runtime.recorder import Entered, Recorder
 from tplab.runtime.records import Record
 from tplab.runtime.streams import StreamWaits
 
@@ -181,7 +181,7 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
 
 
 def _started(
-    recorder: Recorder, entered: Any, group: ProcessGroup, original: Callable[..., Any],
+    recorder: Recorder, entered: Entered, group: ProcessGroup, original: Callable[..., Any],
     args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Start the collective by calling the backend, and return its handle (a torch `Work`)."""

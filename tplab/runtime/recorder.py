@@ -56,7 +56,7 @@ class _Known(NamedTuple):
     where: str
 
 
-class _Entered:
+class Entered:
     """A collective that this rank has entered, with its timing."""
 
     __slots__ = ("end", "known", "mark", "number", "others", "start", "tag", "transfer", "waited")
@@ -68,7 +68,7 @@ class _Entered:
         self.waited = 0.0
         self.transfer: Transfer | None = None  # on the clock of this process
         self.mark: Any = None  # where the stream may have started to wait
-        self.others: Sequence[_Entered] = ()  # if it's the first of a batch, the rest of the batch
+        self.others: Sequence[Entered] = ()  # if it's the first of a batch, the rest of the batch
 
     @property
     def joint(self) -> list[tuple[Call, int]]:
@@ -99,7 +99,7 @@ class Recorder:
     def __init__(self, rank: int, board: Board | None = None, origin: float | None = None) -> None:
         self.rank, self.board = rank, board
         self.origin = time.monotonic() if origin is None else origin
-        self.entered: list[_Entered] = []
+        self.entered: list[Entered] = []
         self.stream: StreamWaits | None = None
         self.watch: StreamWatch | None = None
         self.on_enter: Callable[[str, int], None] | None = None
@@ -108,9 +108,9 @@ class Recorder:
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
         self.groups = Groups()
-        self.pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()  # by Work or Future
-        self._functional: dict[int, _Entered] = {}
-        self._batch: list[_Entered] | None = None
+        self.pending: weakref.WeakKeyDictionary[Any, Entered] = weakref.WeakKeyDictionary()  # by Work or Future
+        self._functional: dict[int, Entered] = {}
+        self._batch: list[Entered] | None = None
 
     def now(self) -> float:
         """Return the number of seconds since the launch began."""
@@ -120,7 +120,7 @@ class Recorder:
 
     def enter_collective(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], op: str | None, root: int | None
-    ) -> _Entered:
+    ) -> Entered:
         """Enter a collective of `group`. `root` is a rank within the group."""
         name = group.group_name
         frame = caller()
@@ -136,7 +136,7 @@ class Recorder:
     def enter_call(
         self, kind: str, channel: str, signature: str, members: tuple[int, ...], others: Sequence[int],
         group: ProcessGroup | None = None,
-    ) -> _Entered:  # fmt: skip
+    ) -> Entered:  # fmt: skip
         """Enter a call in which ranks wait for each other without transferring tensors. It isn't kept in the record.
 
         members    the ranks that wait for each other in this call
@@ -150,7 +150,7 @@ class Recorder:
 
     def enter_message(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
-    ) -> _Entered:
+    ) -> Entered:
         """Enter a send or receive. `peer` is a rank within the group (None: receive from any rank)."""
         members = self.groups.members_of(group)
         if peer is not None and not 0 <= peer < len(members):
@@ -195,7 +195,7 @@ class Recorder:
         self._known[key] = known
         return known
 
-    def _enter(self, channel: str, known: _Known, kept: bool = True) -> _Entered:
+    def _enter(self, channel: str, known: _Known, kept: bool = True) -> Entered:
         number = 0
         if known.kind != "recv" or known.peer is not None:  # otherwise, the sender has to be known first
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
@@ -207,19 +207,19 @@ class Recorder:
                 if self.board.contradicts(rank, known.call, number):
                     self.report()
                     raise Mismatch(f"rank {rank} enters something else than rank {self.rank} at {known.where}")
-        entered = _Entered(known, number, time.monotonic())
+        entered = Entered(known, number, time.monotonic())
         if kept:
             self.entered.append(entered)
         if self.stream is not None:
             entered.mark = self.stream.mark()
         return entered
 
-    def _calls_backend(self, entered: _Entered) -> _Entered:
+    def _calls_backend(self, entered: Entered) -> Entered:
         if self.watch is not None:
             self.watch.calls(entered.joint)
         return entered
 
-    def started(self, entered: _Entered, work: Any) -> None:
+    def started(self, entered: Entered, work: Any) -> None:
         """Note that the backend has accepted the collective. `work` is its handle.
 
         It's None if there's nothing left to wait for, as on NCCL with async_op=False, where the stream itself waits.
@@ -238,11 +238,11 @@ class Recorder:
         """Return True if the thread is blocked in a collective, so that only other ranks can make it go on."""
         return thread in self._blocked or (self.watch is not None and self.watch.blocked_thread == thread)
 
-    def completed(self, entered: _Entered) -> None:
+    def completed(self, entered: Entered) -> None:
         if entered.end is None:
             entered.end = time.monotonic()
 
-    def wait_for(self, entered: _Entered, wait: Callable[[], Any]) -> Any:
+    def wait_for(self, entered: Entered, wait: Callable[[], Any]) -> Any:
         """Return `wait()`, which waits for the collective. On a GPU, the stream may wait for longer."""
         since = time.monotonic()
         if self.stream is not None:
@@ -254,7 +254,7 @@ class Recorder:
         self.completed(entered)
         return result
 
-    def blocked_in(self, entered: _Entered, call: Callable[[], Any]) -> Any:
+    def blocked_in(self, entered: Entered, call: Callable[[], Any]) -> Any:
         """Return `call()`, which returns only once the other ranks have joined. The board shows the wait.
 
         After a lost connection, the board keeps showing it.
@@ -297,20 +297,20 @@ class Recorder:
         if self.watch is not None:
             self.watch.called()
 
-    def _stream_waits_for(self, entered: _Entered) -> None:
+    def _stream_waits_for(self, entered: Entered) -> None:
         if self.watch is not None:
             self.watch.waits_for(entered.joint)
 
-    def _call_has_returned(self, entered: _Entered) -> None:
+    def _call_has_returned(self, entered: Entered) -> None:
         self._stream_goes_on(entered)
         if self.watch is not None:
             self.watch.called()
 
-    def _stream_goes_on(self, entered: _Entered) -> None:
+    def _stream_goes_on(self, entered: Entered) -> None:
         if self.stream is not None and entered.mark is not None:
             self.stream.held_since(entered.mark)
 
-    def came_from(self, entered: _Entered, source: int) -> None:
+    def came_from(self, entered: Entered, source: int) -> None:
         """Note that a receive from any rank has completed. `source` is the sender's rank within the group."""
         known, sender = entered.known, entered.known.group[source]
         channel = channel_of_messages(sender, self.rank, entered.tag)
@@ -321,12 +321,12 @@ class Recorder:
         if self.board is not None:
             self.board.write(self.rank, call, entered.number)
 
-    def functional_started(self, entered: _Entered, outputs: Sequence[Tensor]) -> None:
+    def functional_started(self, entered: Entered, outputs: Sequence[Tensor]) -> None:
         self._call_has_returned(entered)
         for output in outputs:
             self._functional[output.untyped_storage().data_ptr()] = entered
 
-    def of_functional(self, output: Tensor) -> _Entered | None:
+    def of_functional(self, output: Tensor) -> Entered | None:
         return self._functional.pop(output.untyped_storage().data_ptr(), None)
 
     def collectives(self, start: int = 0) -> list[Collective]:
