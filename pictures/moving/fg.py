@@ -7,7 +7,8 @@ with the weight w that is replicated, and one step of SGD.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, FORWARD, SECONDS, SMALL, Movie, box, dot, line, number, rank_tint, text
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, dot, line, number, rank_tint, text
+from pictures.moving.animation import SECONDS, Movie
 from tplab import device, launch
 from tplab.tensor import copy_to_region, reduce_from_region
 from tplab.viz.colors import FAINT, INK, rank_color

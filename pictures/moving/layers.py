@@ -11,20 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pictures.moving.animation import (
-    BACKWARD,
-    FORWARD,
-    SECONDS,
-    SMALL,
-    WIDTH,
-    Lanes,
-    Movie,
-    Piece,
-    box,
-    line,
-    rank_tint,
-    text,
-)
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, line, rank_tint, text
+from pictures.moving.animation import SECONDS, WIDTH, Lanes, Movie, Piece
 from tplab import device, launch, record
 from tplab.tensor import ColumnParallelLinear, RowParallelLinear
 from tplab.viz.colors import FAINT, INK, NOBODY, rank_color

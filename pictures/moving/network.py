@@ -3,7 +3,8 @@
 Each rank multiplies the same x by its own weight, and both compute the loss from the sum of the two terms.
 """
 
-from pictures.moving.animation import FORWARD, SMALL, Lanes, Movie, arrow, box, rank_tint, text
+from pictures.drawing import FORWARD, SMALL, arrow, box, rank_tint, text
+from pictures.moving.animation import Lanes, Movie
 from tplab.viz.colors import INK, NOBODY
 
 LANES = Lanes(first=44, height=44, gap=26)

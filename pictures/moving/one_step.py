@@ -11,20 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from pictures.moving.animation import (
-    BACKWARD,
-    FORWARD,
-    SECONDS,
-    SMALL,
-    WIDTH,
-    Lanes,
-    Movie,
-    box,
-    line,
-    number,
-    rank_tint,
-    text,
-)  # fmt: skip
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, line, number, rank_tint, text
+from pictures.moving.animation import SECONDS, Lanes, Movie
 from tplab import device, launch, record
 from tplab.gpt import ParallelTransformerLayer
 from tplab.tensor import region
@@ -36,10 +24,21 @@ RANKS = (0, 1)
 HEIGHT, LANES = 452, Lanes(58, 164, 26)
 PIPE, ROW, BACK_ROW = 134, 46, 84  # below the top of a lane: the middle of the stream, and of what travels each way
 TILE, TALL = 74, 24
-X, Z = 12, WIDTH - 12 - TILE  # where the stream's tile starts and ends
+X, Z = 12, 748 - TILE  # where the stream's tile starts and ends
 LEFT = {"attention": 96, "mlp": 396}  # where each block begins: its norm
 NORM, F_BAR, BLOCK, G_BAR, BIAS = 0, 64, 92, 180, 210  # from there on
 AFTER = 254  # where a block's output enters the stream
+TOLD = (
+    (0.0, 0.6, "The stream, the same on both ranks."),
+    (0.7, 1.6, "A copy of it goes through the norm and f, without a message."),
+    (2.0, 2.65, "Each rank has a partial sum, and g adds the two."),
+    (2.8, 3.55, "The bias is added once, and the sum goes back into the stream."),
+    (3.6, 5.55, "The MLP does the same."),
+    (6.4, 7.15, "Backward, the gradient goes straight through g."),
+    (7.6, 8.25, "Each rank has a partial gradient, and f adds the two."),
+    (8.8, 10.15, "The attention does the same."),
+    (10.6, SECONDS, "Gold: a full gradient on every rank, without any message."),
+)
 
 
 def run() -> dict:
@@ -103,7 +102,7 @@ def movie() -> Movie:
         _forward(made, rank, seen)
         _backward(made, rank, seen)
     made.count_messages((0.0, 2.4, 5.3, 8.1, 10.0))
-    _tell(made)
+    made.tell(TOLD, 22, top=LANES.first - 26)
     return made
 
 
@@ -118,7 +117,7 @@ def _tile(values: Sequence[float], color: str, fill: str, dashed: bool = False) 
 def _lane(made: Movie, rank: int) -> None:
     y = LANES.top(rank)
     made.lane(rank, LANES, strength=0.1)
-    made.draw(box(12, y + PIPE - 18, WIDTH - 24, 36, "#D9D9D9", FAINT, 1, radius=8))
+    made.draw(box(12, y + PIPE - 18, 736, 36, "#D9D9D9", FAINT, 1, radius=8))
     for block, said in zip(BLOCKS, ("attention", "MLP"), strict=True):
         left = LEFT[block]
         made.draw(box(left + NORM, y + 26, 50, 78, NOBODY, INK, 1.5))
@@ -178,18 +177,3 @@ def _backward(made: Movie, rank: int, seen: dict) -> None:
         glow = box(left + NORM, y + 26, 50, 78, "none", GOLD, 4) + box(left + BIAS, y + 26, 34, 40, "none", GOLD, 4)
         made.piece(glow).show(start + 1.5)
     made.piece(_tile(seen["dx"], BACKWARD, "#FFFFFF"), LEFT["attention"] - 12, y + PIPE).show(10.4).move(10.7, 11.0, X)
-
-
-def _tell(made: Movie) -> None:
-    told = [
-        (0.0, 0.6, "The stream, the same on both ranks."),
-        (0.7, 1.6, "A copy of it goes through the norm and f, without a message."),
-        (2.0, 2.65, "Each rank has a partial sum, and g adds the two."),
-        (2.8, 3.55, "The bias is added once, and the sum goes back into the stream."),
-        (3.6, 5.55, "The MLP does the same."),
-        (6.4, 7.15, "Backward, the gradient goes straight through g."),
-        (7.6, 8.25, "Each rank has a partial gradient, and f adds the two."),
-        (8.8, 10.15, "The attention does the same."),
-        (10.6, SECONDS, "Gold: a full gradient on every rank, without any message."),
-    ]
-    made.tell(told, 22, top=LANES.first - 26)

@@ -7,7 +7,8 @@ the shelves follow from that.
 from collections.abc import Callable
 from typing import Any
 
-from pictures.moving.animation import BACKWARD, FORWARD, SECONDS, SMALL, WIDTH, Movie, box, text
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, text
+from pictures.moving.animation import SECONDS, WIDTH, Movie
 from tplab import device, launch
 from tplab.pipeline import Channels, Pipeline, Schedule, schedules
 from tplab.pipeline.examples import in_units, timed

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pictures.moving.animation import SECONDS, SMALL, WIDTH, Lanes, Movie, arrow, box, text
+from pictures.drawing import SMALL, arrow, box, text
+from pictures.moving.animation import SECONDS, WIDTH, Lanes, Movie
 from tplab import device, launch, record
 from tplab.collectives.by_hand import all_gather_steps, reduce_scatter_steps
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color

@@ -11,7 +11,8 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SECONDS, SMALL, Movie, box, line, rank_tint, text
+from pictures.drawing import BACKWARD, SMALL, box, line, rank_tint, text
+from pictures.moving.animation import SECONDS, Movie
 from tplab import device, launch, record
 from tplab.collectives import gather, record_ring, reduce_scatter_steps, ring_all_gather, scatter
 from tplab.collectives.ring_run import Message
