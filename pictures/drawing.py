@@ -45,10 +45,10 @@ def box(
     return f'<rect {where} fill="{fill}"{more}/>'
 
 
-def card(x: float, y: float, width: float, height: float, said: str, *look: Any, dashed: bool = False, **style) -> str:
-    """Draw a box that looks as `box` says, with a text in its middle."""
+def card(x: float, y: float, width: float, height: float, said: str, *look: Any, **style: Any) -> str:
+    """Draw a box with a text in its middle. look: what follows the size in `box`; style: of the text"""
     middle = text(x + width / 2, y + height / 2 + 5, said, anchor="middle", **style)
-    return box(x, y, width, height, *look, dashed=dashed) + middle
+    return box(x, y, width, height, *look) + middle
 
 
 def line(x1: float, y1: float, x2: float, y2: float, color: str = FAINT, stroke: float = 2) -> str:

@@ -89,8 +89,8 @@ def _head_color(rank: int, head: int) -> str:
 def _tile(columns: float, name: str, color: str, fill: str, dashed: bool = False) -> str:
     """Draw a tensor with a row per token, its left edge at x = 0 and its middle at y = 0."""
     width, height = columns * CELL, TOKENS * CELL
-    look = {"dashed": dashed, "size": SMALL, "color": color, "bold": True}
-    return card(0, -height / 2, width, height, name, fill, color, 2, 2, **look)
+    look = fill, color, 2, 2, dashed
+    return card(0, -height / 2, width, height, name, *look, size=SMALL, color=color, bold=True)
 
 
 def _lane(made: Movie, rank: int) -> None:
