@@ -131,7 +131,6 @@ def _head(made: Movie, rank: int, name: str, y: float) -> None:
 
 def _stamp(made: Movie, mask, color: str, y: float, piece: int, to: float, at: float, marked=None, mark: str = INK):
     """Copy a piece of a tape to its place among the masks."""
-    made.piece(_cells(mask, color), TAPE + piece * PIECE * CELL, y).fade(at, 1, 0.05).move(
-        at + 0.1, at + 0.9, to, y
-    ).fade(at + 0.95, 0, 0.05)
+    copy = made.piece(_cells(mask, color), TAPE + piece * PIECE * CELL, y).fade(at, 1, 0.05)
+    copy.move(at + 0.1, at + 0.9, to).fade(at + 0.95, 0, 0.05)
     return made.piece(_cells(mask, color, marked, mark), to, y).fade(at + 0.9, 1, 0.05)
