@@ -85,8 +85,8 @@ links: $(VENV)/.installed-test ## ask every address that the book names whether 
 	$(BIN)/python -m sphinx -b linkcheck --quiet docs build/links
 
 picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs) and ARCHITECTURE.md's (from the imports)
-	$(BIN)/python pictures/first_minutes.py
-	$(BIN)/python pictures/rooms.py
+	$(BIN)/python -m pictures.first_minutes
+	$(BIN)/python -m pictures.rooms
 	$(BIN)/python -m pictures.moving
 
 bench: $(STAMP) ## time launch() and an MLP beside torch's own (a few minutes)

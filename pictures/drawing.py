@@ -24,7 +24,7 @@ def document(width: float, height: float, body: list[str], title: str, descripti
 
 
 def text(
-    x: float, y: float, said: str, *, size: int = SIZE, color: str = INK, anchor: str = "start", bold: bool = False
+    x: float, y: float, said: str, *, size: float = SIZE, color: str = INK, anchor: str = "start", bold: bool = False
 ) -> str:
     """Write a line of text, with its baseline at y."""
     more = f' font-size="{size}"' if size != SIZE else ""
