@@ -90,8 +90,7 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python -m pictures.moving
 
 bench: $(STAMP) ## time launch() and an MLP beside torch's own (a few minutes)
-	$(BIN)/python -m benchmarks.launch
-	$(BIN)/python -m benchmarks.layers
+	$(BIN)/python -m benchmarks.peers
 
 gpu-check: ## run what a GPU should tell us, in order of worth, in 12 minutes; called again, it goes on
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m benchmarks.gpu_check --seconds $(BUDGET) $(CHECK_ARGS)

@@ -19,7 +19,6 @@ so it compares its tiny sizes with an H100.
 """
 
 import argparse
-import os
 from collections.abc import Callable
 from statistics import median
 
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.turns import table
+from benchmarks.turns import table, this_machine
 from tplab import device, launch
 from tplab.capstone.training.meter import known_machine
 from tplab.collectives.links import now
@@ -183,10 +182,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try it out")
     options = parser.parse_args()
-    place = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{os.cpu_count()} cores"
-    print(f"{place}, torch {torch.__version__}", flush=True)
+    backend = backend_for(1)
+    print(this_machine(torch.device("cuda" if backend == "nccl" else "cpu")), flush=True)
     for part in PARTS:  # each in a launch of its own, so that its table is printed as soon as it's there
-        (found,) = launch(measured, 1, args=(part, options.small), backend=backend_for(1), timeout=None)
+        (found,) = launch(measured, 1, args=(part, options.small), backend=backend, timeout=None)
         print(f"\n{found}", flush=True)
 
 

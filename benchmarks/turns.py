@@ -1,4 +1,6 @@
-"""What all comparisons have in common: ways to do the same thing take turns, and a table shows the ratio to the first.
+"""What all benchmarks have in common: tables, a line that describes the machine, and ways that take turns.
+
+A comparison has several ways to do the same thing, and its table shows the ratio of each to the first.
 
 In every round, each way has one turn, in a new random order, so that a busy moment of the machine affects all of them.
 The ratio is the median over the rounds of (this way / the first way in the same round). If the quartiles of two ways
@@ -9,6 +11,13 @@ import os
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from tplab.capstone.settings.io import PRESETS
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training import meter
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
@@ -45,5 +54,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def this_machine() -> str:
-    return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+def this_machine(place: torch.device) -> str:
+    """Describe the machine and its software in a few words."""
+    found = meter.this_machine(place)
+    where = found["gpu"] if place.type == "cuda" else f"{found['cores']} cores, load {os.getloadavg()[0]:.1f}"
+    return f"{where}, torch {torch.__version__}"
+
+
+def on_one_rank(**changes: object) -> Settings:
+    """Return the settings of the preset h100x1, with everything on one rank, and with these changes."""
+    return replace(PRESETS["h100x1"], tp=1, dp=1, sequence_parallel=False, recompute="nothing", **changes)
