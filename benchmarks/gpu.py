@@ -27,8 +27,9 @@ from typing import Any
 import torch
 
 from benchmarks.megatron import build_megatron
-from benchmarks.turns import milliseconds, on_one_rank, ratio, table, this_machine, turns
+from benchmarks.turns import milliseconds, ratio, table, this_machine, turns
 from tplab import device, launch
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.loop import compile_layers
@@ -50,6 +51,11 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 SHOWN_KERNELS = 10
 CLOSE = 0.02  # the largest relative difference allowed between two ways' first losses, in bfloat16
+
+
+def on_one_rank(**changes: Any) -> Settings:
+    """Return the settings of the preset h100x1, with everything on one rank, and with these changes."""
+    return replace(PRESETS["h100x1"], tp=1, dp=1, sequence_parallel=False, recompute="nothing", **changes)
 
 
 @dataclass

@@ -29,7 +29,8 @@ from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.turns import on_one_rank, table
+from benchmarks.gpu import on_one_rank
+from benchmarks.turns import table
 from tplab import plain
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.optimizer import adamw_options

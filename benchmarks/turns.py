@@ -11,13 +11,10 @@ import os
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
-from tplab.capstone.settings.io import PRESETS
-from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training import meter
+from tplab.common.cores import cores
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
@@ -56,11 +53,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def this_machine(place: torch.device) -> str:
     """Describe the machine and its software in a few words."""
-    found = meter.this_machine(place)
-    where = found["gpu"] if place.type == "cuda" else f"{found['cores']} cores, load {os.getloadavg()[0]:.1f}"
+    gpu = place.type == "cuda"
+    where = torch.cuda.get_device_name(place) if gpu else f"{cores()} cores, load {os.getloadavg()[0]:.1f}"
     return f"{where}, torch {torch.__version__}"
-
-
-def on_one_rank(**changes: object) -> Settings:
-    """Return the settings of the preset h100x1, with everything on one rank, and with these changes."""
-    return replace(PRESETS["h100x1"], tp=1, dp=1, sequence_parallel=False, recompute="nothing", **changes)

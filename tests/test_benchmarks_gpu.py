@@ -5,12 +5,11 @@ import re
 import pytest
 
 from benchmarks import gpu
-from benchmarks.turns import on_one_rank
 from tplab import launch
 from tplab.capstone.training.build_model import build_model
 from tplab.cost.flops import model_flops
 
-SETTINGS = on_one_rank(**gpu.SMALL, precision="float32")
+SETTINGS = gpu.on_one_rank(**gpu.SMALL, precision="float32")
 
 
 BROKEN = {"broken": {"layers": "plain", "compile": False, "tp": 2}}
