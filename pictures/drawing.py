@@ -66,6 +66,11 @@ def arrow(x1: float, y1: float, x2: float, y2: float, color: str, stroke: float 
     return line(x1, y1, back_x, back_y, color, stroke) + f'<path d="M{path}z" fill="{color}"/>'
 
 
+def wires(left: float, right: float, upper: float, lower: float) -> list[str]:
+    """Draw the two wires of a rank, an upper one for the way forward and a lower one for the way back."""
+    return [line(left, y, right, y, color) for y, color in ((upper, "#B4B4B4"), (lower, "#DDB0AC"))]
+
+
 def dot(said: str, color: str) -> str:
     """Draw a number that travels, around (0, 0)."""
     return f'<circle r="16" fill="{color}"/>' + text(0, 5, said, color=ink_on(color), anchor="middle", bold=True)

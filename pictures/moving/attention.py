@@ -6,7 +6,7 @@ The weights in the squares and the message sizes come from a run of ParallelAtte
 import torch
 from torch import Tensor
 
-from pictures.drawing import BACKWARD, FORWARD, SMALL, box, card, line, rank_tint, text
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, card, rank_tint, text, wires
 from pictures.moving.animation import SECONDS, Lanes, Movie
 from tplab import device, launch, record
 from tplab.tensor import ParallelAttention
@@ -96,8 +96,7 @@ def _tile(columns: float, name: str, color: str, fill: str, dashed: bool = False
 def _lane(made: Movie, rank: int) -> None:
     y = LANES.top(rank)
     made.lane(rank, LANES)
-    for row, color in ((FORWARD_ROW, "#B4B4B4"), (BACKWARD_ROW, "#DDB0AC")):
-        made.draw(line(X, y + row, Z + 50, y + row, color))
+    made.draw(*wires(X, Z + 50, y + FORWARD_ROW, y + BACKWARD_ROW))
     for left, name in ((WEIGHT, "Wqkv"), (OUT, "Wo")):
         made.draw(box(left, y + 26, 62, 112, "#FFFFFF", rank_color(rank), 2))
         made.draw(text(left + 31, y + 42, name, size=SMALL, anchor="middle", bold=True))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pictures.drawing import BACKWARD, FORWARD, SMALL, box, card, line, rank_tint, text
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, card, line, rank_tint, text, wires
 from pictures.moving.animation import SECONDS, Lanes, Movie, Piece
 from tplab import device, launch, record
 from tplab.tensor import ColumnParallelLinear, RowParallelLinear
@@ -125,9 +125,8 @@ def _layer(made: Movie, seen: dict, row: int) -> Layer:
 
     there = Layer()
     for rank in RANKS:
-        there.stays += _wires(made, rank, place(X + 16), place(Y_SHARD + 16))
-        there.stays += made.draw(_weight(rank, place(A, 64), row))
-        there.fades += _wires(made, rank, place(Y_SHARD + 16), place(Y + 32))
+        there.stays += made.draw(_wires(rank, place(X + 16), place(Y_SHARD + 16)), _weight(rank, place(A, 64), row))
+        there.fades += made.draw(_wires(rank, place(Y_SHARD + 16), place(Y + 32)))
     for left, *layers in BARS:
         name, *times, sends = layers[row]
         sent = [seen[way] if way == sends else {} for way in ("forward", "backward")]
@@ -143,10 +142,8 @@ def _layer(made: Movie, seen: dict, row: int) -> Layer:
     return there
 
 
-def _wires(made: Movie, rank: int, left: float, right: float) -> list[Piece]:
-    """Draw the two wires of a lane, an upper one for the way forward and a lower one for the way back."""
-    upper, lower = LANES.top(rank) + FORWARD_ROW, LANES.top(rank) + BACKWARD_ROW
-    return made.draw(line(left, upper, right, upper, "#B4B4B4") + line(left, lower, right, lower, "#DDB0AC"))
+def _wires(rank: int, left: float, right: float) -> str:
+    return "".join(wires(left, right, LANES.top(rank) + FORWARD_ROW, LANES.top(rank) + BACKWARD_ROW))
 
 
 def _tile(rank: int, name: str) -> tuple[float, float, str]:
