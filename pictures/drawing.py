@@ -71,6 +71,13 @@ def wires(left: float, right: float, upper: float, lower: float) -> list[str]:
     return [line(left, y, right, y, color) for y, color in ((upper, "#B4B4B4"), (lower, "#DDB0AC"))]
 
 
+def placed(body: str, x: float, y: float, opacity: float = 1) -> str:
+    """Move what was drawn around (0, 0) to (x, y), and make it so opaque."""
+    more = f' transform="translate({digits(x)},{digits(y)})"' if x or y else ""
+    more += f' opacity="{digits(opacity, 2)}"' if opacity < 1 else ""
+    return f"<g{more}>{body}</g>" if more else body
+
+
 def dot(said: str, color: str) -> str:
     """Draw a number that travels, around (0, 0)."""
     return f'<circle r="16" fill="{color}"/>' + text(0, 5, said, color=ink_on(color), anchor="middle", bold=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pictures.drawing import SMALL, arrow, box, digits, document, line, rank_tint, text
+from pictures.drawing import SMALL, arrow, box, digits, document, line, placed, rank_tint, text
 from tplab.viz.colors import rank_color
 
 FOLDER = Path(__file__).parent
@@ -150,14 +150,14 @@ class Movie:
         for piece, body in zip(self.pieces, bodies, strict=True):
             opacity, x, y = piece.at(SECONDS)
             if len(piece.times()) == 1:
-                drawn.append(_placed(body, x, y, opacity))
+                drawn.append(placed(body, x, y, opacity))
                 continue
             steps = "".join(
                 f"{digits(100 * time / SECONDS, 2)}%{{{_state(piece, time)}}}" for time in [*piece.times(), SECONDS]
             )
             name = keyframes.setdefault(steps, f"k{len(keyframes)}")
             end = f"animation-name:{name};{_state(piece, SECONDS)}"
-            drawn.append(_placed(f'<g class="m" style="{end}">{body}</g>', piece.x, piece.y, 1))
+            drawn.append(placed(f'<g class="m" style="{end}">{body}</g>', piece.x, piece.y, 1))
         style = (
             f".m{{animation-duration:{digits(SECONDS)}s;animation-iteration-count:{LOOPS};"
             "animation-fill-mode:forwards;animation-timing-function:ease-in-out}\n"
@@ -179,7 +179,7 @@ class Movie:
             for piece, content in zip(self.pieces, bodies, strict=False):
                 opacity, x, top = piece.at(frame.time)
                 if opacity > 0.01:
-                    shown.append(_placed(content, x, top, opacity))
+                    shown.append(placed(content, x, top, opacity))
             box = f'y="{digits(y)}" width="{digits(self.width)}" height="{digits(frame.height)}"'
             view = f'viewBox="0 {digits(frame.top)} {digits(self.width)} {digits(frame.height)}"'
             body.append(f"<svg {box} {view}>{''.join(shown)}</svg>")
@@ -258,9 +258,3 @@ def _state(piece: Piece, time: float) -> str:
     moved = f"transform:translate({digits(x - piece.x)}px,{digits(y - piece.y)}px)" if len(piece.places) > 1 else ""
     changes = f"opacity:{digits(opacity, 2)};" if len(piece.opacities) > 1 or piece.opacities[0][1] != 1 else ""
     return (changes + moved).rstrip(";")
-
-
-def _placed(body: str, x: float, y: float, opacity: float) -> str:
-    more = f' transform="translate({digits(x)},{digits(y)})"' if x or y else ""
-    more += f' opacity="{digits(opacity, 2)}"' if opacity < 1 else ""
-    return f"<g{more}>{body}</g>" if more else body

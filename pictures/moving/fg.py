@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from pictures.drawing import BACKWARD, FORWARD, SMALL, box, card, dot, line, number, rank_tint, text
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, card, dot, line, number, placed, rank_tint, text
 from pictures.moving.animation import SECONDS, Movie
 from tplab import device, launch
 from tplab.tensor import copy_to_region, reduce_from_region
@@ -157,7 +157,7 @@ def _without_f(made: Movie, results: list[dict]) -> None:
     for rank, found in enumerate(results):
         dots = _dots(found, FORWARD, "x", "x", "partial", "z") + _dots(found, BACKWARD, "dpartial", "dz")
         for x, there in zip(THERE + BACK[2:], dots, strict=True):
-            drawn.append(f'<g transform="translate({x},{_wire(SECOND, rank)})">{there}</g>')
+            drawn.append(placed(there, x, _wire(SECOND, rank)))
     made.piece("".join(drawn)).fade(0, 0.25).fade(8.8, 1, 0.3)
     for rank, found in enumerate(results):
         y = _wire(SECOND, rank)

@@ -3,7 +3,7 @@
 Each rank multiplies the same x by its own weight, and both compute the loss from the sum of the two terms.
 """
 
-from pictures.drawing import FORWARD, SMALL, arrow, card, rank_tint, text
+from pictures.drawing import FORWARD, SMALL, arrow, box, card, rank_tint, text
 from pictures.moving.animation import Lanes, Movie
 from tplab.viz.colors import INK, NOBODY
 
@@ -25,7 +25,8 @@ def movie() -> Movie:
     for rank, term in enumerate(TERMS):
         top, center = LANES.top(rank), LANES.top(rank) + TALL / 2
         made.draw(arrow(X + 70, middle, TERM - 4, center, INK, 1.6))
-        made.draw(card(TERM, top, WIDE, TALL, term, rank_tint(rank, 0.4), INK, 1.2, bold=True))
+        made.draw(box(TERM, top, WIDE, TALL, rank_tint(rank, 0.4), INK, 1.2))
+        made.draw(text(TERM + WIDE / 2, center + 5, term, anchor="middle", bold=True))
         made.draw(arrow(TERM + WIDE, center, SUM - 4, middle, FORWARD, 1.6))
         outside = LANES.top(0) - 8 if rank == 0 else LANES.bottom(1) + 16
         made.draw(text(TERM + WIDE / 2, outside, f"rank {rank}", size=SMALL, anchor="middle"))

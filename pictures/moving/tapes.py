@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from pictures.drawing import BACKWARD, SMALL, box, text
+from pictures.drawing import BACKWARD, SMALL, box, placed, text
 from pictures.moving.animation import SECONDS, Lanes, Movie
 from tplab import device, launch
 from tplab.tensor.rng import checkpoint, seed_all
@@ -96,7 +96,7 @@ def _lane(made: Movie, rank: int, seen: dict) -> None:
         color = rank_color(rank) if name == "sharded" else GRAY
         made.draw(text(TAPE - 8, y + 14, name, size=SMALL, anchor="end"))
         for number, piece in enumerate(seen["tapes"][name]):
-            made.draw(f'<g transform="translate({TAPE + number * PIECE * CELL},{y})">{_cells(piece, color)}</g>')
+            made.draw(placed(_cells(piece, color), TAPE + number * PIECE * CELL, y))
         _head(made, rank, name, y)
     for row, name, start in ((2, "sharded", 1.2), (1, "replicated", 2.6)):
         y = top + 28 + row * ROW
