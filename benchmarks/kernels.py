@@ -179,11 +179,10 @@ def count_parts(settings: Settings, kind: str, device: str = "cuda") -> dict[str
 
 def report(plain: Mapping[str, Count], ours: Mapping[str, Count]) -> str:
     """Return a table of kernels and gigabytes, with a row per part. The ratios are (tplab / plain PyTorch)."""
-    rows = [
-        [part, *(cell for one in both for cell in (f"{one.kernels:,}", f"{one.bytes / 1e9:.2f}"))]
-        + [f"{mine / theirs:.3f}" for theirs, mine in zip(*both, strict=True)]
-        for part, both in zip(plain, zip(plain.values(), ours.values(), strict=True), strict=True)
-    ]
+    rows = []
+    for (part, theirs), mine in zip(plain.items(), ours.values(), strict=True):
+        counts = [cell for one in (theirs, mine) for cell in (f"{one.kernels:,}", f"{one.bytes / 1e9:.2f}")]
+        rows.append([part, *counts, f"{mine.kernels / theirs.kernels:.3f}", f"{mine.bytes / theirs.bytes:.3f}"])
     heads = [f"{kind}, {what}" for kind in MODELS for what in ("kernels", "GB")]
     return table(["part", *heads, "ratio of kernels", "ratio of bytes"], rows)
 
