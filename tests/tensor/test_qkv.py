@@ -57,15 +57,6 @@ def _first_values_are_those_of_plain_linears():
         assert list(state) == ["qkv.weight", "qkv.bias", "out.weight", "out.bias"]
         assert all(map(torch.equal, state.values(), (qkv.weight, qkv.bias, out.weight, out.bias)))
         assert torch.equal(torch.rand(2), afterwards)
-        torch.manual_seed(11)
-        filled = nn.init.xavier_normal_(torch.empty_like(qkv.weight)), nn.init.normal_(torch.empty_like(out.weight))
-        torch.manual_seed(11)
-        methods = {"init_method": nn.init.xavier_normal_, "output_init_method": nn.init.normal_}
-        state = full_state_dict(ParallelAttention(HIDDEN, HEADS, num_kv_heads, **methods))
-        assert torch.equal(state["qkv.weight"], filled[0])
-        assert torch.equal(state["out.weight"], filled[1])
-        assert not state["qkv.bias"].any()
-        assert not state["out.bias"].any()
 
 
 def _layers_share_one_process_group_for_each_number_of_copies():
@@ -95,10 +86,3 @@ def _on_four_ranks():
 
 def test_first_values_are_those_of_plain_linears_and_layers_share_the_groups_of_copied_heads():
     launch(_on_four_ranks, 4)
-
-
-def test_the_overlap_reaches_every_first_layer():
-    itself, cross = (
-        ParallelAttention(HIDDEN, HEADS, attention_type=kind, async_grad_allreduce=True) for kind in ("self", "cross")
-    )
-    assert all(module.async_grad_allreduce for module in (itself.qkv, cross.q, cross.kv))
