@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -191,14 +192,6 @@ def runs(tmp_path_factory):
     return root, saved, loaded
 
 
-def each_resharding(runs):
-    """(what all ranks saved, what all ranks loaded), for each p that saved and each that loaded."""
-    _, saved, loaded = runs
-    for number, p in enumerate(WORLD_SIZES):
-        for q in WORLD_SIZES:
-            yield saved[p]["saved"], [results[number] for results in loaded[q]["loaded"]]
-
-
 def test_what_each_rank_saves_is_its_part_of_the_full_state_dict(runs):
     _, saved, _ = runs
     for results in (of_ranks["saved"] for of_ranks in saved.values()):
@@ -206,20 +199,18 @@ def test_what_each_rank_saves_is_its_part_of_the_full_state_dict(runs):
         assert all(torch.equal(tensors[name], tensor) for name, tensor in results[0][2].items())
 
 
-def test_any_number_of_ranks_loads_exactly_what_any_number_saved(runs):
-    for saved, loaded in each_resharding(runs):
-        expected, groups = whole([tensors for (tensors, _), *_ in saved]), saved[0][0][1]
-        for rank, ((tensors, own_groups), _, extra) in enumerate(loaded):
-            assert_holds(tensors, expected, rank, len(loaded), 0)
+def test_any_number_of_ranks_loads_exactly_what_any_number_saved_and_goes_on_as_if_it_had_not_been_interrupted(runs):
+    _, saved, loaded = runs
+    for (number, p), q in product(enumerate(WORLD_SIZES), WORLD_SIZES):
+        of_p = saved[p]["saved"]
+        expected, groups = whole([tensors for (tensors, _), *_ in of_p]), of_p[0][0][1]
+        afterwards = whole([tensors for _, (tensors, _), *_ in of_p])
+        for rank, results in enumerate(loaded[q]["loaded"]):
+            (tensors, own_groups), (later, _), extra = results[number]
+            assert_holds(tensors, expected, rank, q, 0)
             assert own_groups == groups
             assert {**extra, "seen": extra["seen"].tolist()} == {**EXTRA, "seen": [0, 1, 2]}
-
-
-def test_training_goes_on_as_if_it_had_not_been_interrupted(runs):
-    for saved, loaded in each_resharding(runs):
-        expected = whole([tensors for _, (tensors, _), *_ in saved])
-        for rank, (_, (tensors, _), _) in enumerate(loaded):
-            assert_holds(tensors, expected, rank, len(loaded), 1e-10)
+            assert_holds(later, afterwards, rank, q, 1e-10)
 
 
 def test_torch_reads_the_whole_model_and_optimizer_from_the_files(runs, tmp_path):

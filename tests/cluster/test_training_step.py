@@ -113,11 +113,27 @@ def _groups():
     return refused, torch.equal(model.layers[0].mlp.up.weight, before)
 
 
+def _stray_under_sequence_parallelism(zero):
+    grid = mesh(dp=2, tp=2)
+    model = SequenceParallelGPT(CONFIG, group=grid.get_group("tp"))
+    training = TrainingStep(model, SGD, mesh=grid, zero=zero, lr=0.1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    found = refusals(lambda: model(*batch()).backward(), kind=RuntimeError)
+    with training.micro_batch():
+        model(*batch()).backward()
+    found += refusals(training.optimizer.step, kind=Exception)  # with zero=0, DataParallel refuses it first
+    if zero < 3:
+        assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    training.update()
+    return found
+
+
 def _on_four():
     return {
         "orders": [_sequence_parallel(reducer) for reducer in (DataParallel, ZeRO2, ZeRO3)],
         "tied": _tied(),
         "groups": _groups(),
+        "stray": [_stray_under_sequence_parallelism(zero) for zero in range(4)],
     }
 
 
@@ -417,6 +433,13 @@ def test_a_backward_outside_of_micro_batch_is_refused_and_the_step_abandoned(opt
     gc.collect()
     if not options:  # ZeRO's own hooks outlive it
         model(torch.ones(1, 3)).sum().backward()
+
+
+def test_sequence_parallelism_refuses_a_stray_backward_and_the_optimizers_own_step(four):
+    outside = "backward ran outside of `with training.micro_batch():`"
+    for zero in range(4):
+        instead = "call update() of" if zero else "call its finish() first"
+        assert_refused([on_rank["stray"][zero] for on_rank in four], outside, instead)
 
 
 def test_an_update_inside_of_gathered_is_refused_and_gathered_can_be_nested():

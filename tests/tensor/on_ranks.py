@@ -144,5 +144,3 @@ def assert_trains_like(
         known = name in marks or name == "out"
         assert_close(found[name], part(name if known else name.removeprefix("d"), whole), tolerance)
     return sent
-
-
