@@ -15,7 +15,7 @@ from tests.tensor.on_ranks import everywhere, traffic
 from tplab import launch, record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.meter import MemoryMeter, saved_for_backward
-from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.tensor.linear_cross_entropy import default_tokens_at_once, parallel_linear_cross_entropy
 
 COLUMNS, HIDDEN, SHAPE = 24, 6, (3, 5)
 N = 15
@@ -144,6 +144,12 @@ def _wrong_target():
     assert dx[1, 3].isnan().all()
     assert int(dx.isnan().any(-1).sum()) == 1
     assert dw.isnan().all()
+
+
+def test_a_default_block_has_4_or_34_million_logits_or_512_tokens():
+    sizes = {("cpu", 1024): 4096, ("cpu", 16032): 512, ("cuda", 16384): 2048, ("cuda", 2**18): 512}
+    for (device, columns), tokens in sizes.items():
+        assert default_tokens_at_once(columns, torch.device(device)) == tokens
 
 
 # float16
