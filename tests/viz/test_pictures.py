@@ -128,6 +128,23 @@ def test_outside_a_notebook_controls_give_the_picture_where_they_are_told_to_sta
     assert viz.play(lambda p: frames[p], p=(2, 4), start={"p": 4, "step": 2}) == "e"
 
 
+@pytest.mark.parametrize(
+    ("values", "widget"),
+    [
+        ((1, 2, 4), "SelectionSlider"),
+        ((0.5, 2), "SelectionSlider"),
+        ((False, True), "Checkbox"),
+        (["column", "row"], "ToggleButtons"),
+        (["a", "b", "c", "d", "e", "f", "g"], "Dropdown"),
+        (["short", "a name of more than twenty letters"], "Dropdown"),
+    ],
+)
+def test_the_kind_of_control_depends_on_the_values(values, widget) -> None:
+    made = controls._widget("name", values, values[1])
+    assert type(made).__name__ == widget
+    assert made.value == values[1]
+
+
 @pytest.fixture
 def shown(monkeypatch) -> list[str]:
     """The pictures that the controls display, as in a notebook's kernel. (tests/browser presses them on a page.)"""
