@@ -15,7 +15,7 @@ import torch.distributed as dist
 import tplab
 from tests.runtime.kernel import Cell, Notebook, notebook
 from tests.runtime.page import Page
-from tplab.runtime import liveview, watch
+from tplab.runtime import liveview
 from tplab.runtime.board import Entry
 from tplab.runtime.liveview import WIDGET_VIEW, LiveView, Now, StatusLine, WidgetView, look, to_html, to_line
 
@@ -88,97 +88,36 @@ def test_html_has_a_box_for_every_rank_and_a_line_puts_ranks_that_do_the_same_to
 
 
 class Recorder(LiveView):
-    """Keeps what a view would have drawn."""
+    """Keeps when a view would have drawn, and can't do it."""
 
-    made: list["Recorder"] = []
-
-    def __init__(self, see) -> None:
-        super().__init__(see)
-        self.drawn: list[tuple[float, list[Now]]] = []
-        self.closed = 0
-        self.made.append(self)
+    def __init__(self) -> None:
+        super().__init__(list)
+        self.drawn: list[float] = []
 
     def _draw(self, seconds: float) -> None:
-        self.drawn.append((seconds, self._see()))
+        self.drawn.append(seconds)
 
     def _remove(self) -> None:
-        self.closed += 1
+        raise RuntimeError("no page")
 
 
-@pytest.fixture
-def views(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
-    Recorder.made = []
-
-    def recorder(board, dead):
-        return Recorder(lambda: look(board, dead()))
-
-    monkeypatch.setattr(watch, "live_view", recorder)
-    return Recorder.made
+class Broken(Recorder):
+    def _draw(self, seconds: float) -> None:
+        super()._draw(seconds)
+        raise RuntimeError("no page")
 
 
-def wait_for(file: Path) -> None:
-    """Wait until the parent has made this file, which it does once it has shown what the test looks for."""
-    while not file.exists():
-        time.sleep(0.05)
-
-
-def late(seen: Path) -> None:
-    if dist.get_rank() == 1:
-        wait_for(seen)
-    if dist.get_rank() < 2:
-        dist.all_reduce(torch.ones(4), group=dist.group.WORLD)
-    elif dist.get_rank() == 2:
-        dist.all_reduce(torch.ones(4))
-
-
-def test_a_real_run_is_seen_as_it_is(views: list[Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, waits, draw = tmp_path / "seen", "waits in all_reduce #1 for rank 1", Recorder._draw
-
-    def draw_and_tell(self: Recorder, seconds: float) -> None:
-        draw(self, seconds)
-        if [now.words for now in self.drawn[-1][1]] == [waits, "computing", waits]:
-            seen.touch()
-
-    monkeypatch.setattr(Recorder, "_draw", draw_and_tell)
-    tplab.launch(late, 3, args=(seen,), timeout=200)
-    (view,) = views
-    assert view.drawn[0][0] >= liveview.SHOWN_AFTER
-    assert view.closed == 1
-
-
-def test_a_quick_run_is_never_drawn(views: list[Recorder]) -> None:
-    view = LiveView(list)
-    assert view._due - view._started == liveview.SHOWN_AFTER == 1.0
-    clock = Recorder(list)
-    clock.refresh()
-    assert clock.drawn == []
-    clock._due = time.monotonic()
-    clock.refresh()
-    clock.refresh()
-    assert len(clock.drawn) == 1, "not more often than every REFRESH_SECONDS"
-
-
-def test_a_view_is_closed_when_the_run_fails(views: list[Recorder]) -> None:
-    with pytest.raises(tplab.RankError):
-        tplab.launch(lambda: 1 / 0, 2)
-    assert [view.closed for view in views] == [1]
-
-
-def test_a_view_that_cannot_draw_disturbs_nothing_and_gives_up() -> None:
-    class Broken(Recorder):
-        def _draw(self, seconds: float) -> None:
-            super()._draw(seconds)
-            raise RuntimeError("no page")
-
-        def _remove(self) -> None:
-            raise RuntimeError("no page")
-
-    view = Broken(list)
-    view._due = view._started
-    for _ in range(2):
-        view.refresh()
-    view.close()
-    assert len(view.drawn) == 1
+@pytest.mark.parametrize(("view", "drawn"), [(Recorder, [1.0, 1.5]), (Broken, [1.0])])
+def test_a_view_is_drawn_after_a_second_and_not_too_often_and_gives_up_where_it_cannot(
+    view: type[Recorder], drawn: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0.0, 0.9, 1.0, 1.1, 1.5])
+    monkeypatch.setattr(liveview, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    made = view()
+    for _ in range(4):
+        made.refresh()
+    made.close()
+    assert made.drawn == drawn
 
 
 # In a terminal
@@ -190,9 +129,11 @@ class Terminal(io.StringIO):
 
 
 def prints_early_and_late(seen: Path) -> None:
+    """Rank 0 waits for a file, which the parent makes once it has shown what the test looks for."""
     if dist.get_rank() == 0:
         print("early words", flush=True)
-        wait_for(seen)
+        while not seen.exists():
+            time.sleep(0.05)
         print("late words", flush=True)
     dist.all_reduce(torch.ones(2))
 
