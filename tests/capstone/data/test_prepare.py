@@ -63,15 +63,12 @@ def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(setting
     assert train == [text for text in originals if text in train]
     assert validation
     assert not set(train) & set(validation)
-    assert files.train.dtype == np.uint16
     assert isinstance(files.train, np.memmap)
     assert np.array_equal(files.train, np.fromfile(files.folder / "train.bin", "<u2"))
     assert files.vocab_size == 300 == files.tokenizer.get_vocab_size() > files.train.max()
     megabytes = sum(len(text.encode()) for text in originals) / 1e6
     assert str(files).startswith(f"The text has {megabytes:.2f} MB in 40 documents. That's ")
     assert f"{len(files.train):,} tokens for training" in str(files)
-    ids, targets = Batches(files.train, 16, 4, 0).batch(0)
-    assert ids.shape == targets.shape == (4, 16)
 
 
 def spread_out(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
@@ -97,14 +94,8 @@ def test_ids_beyond_65535_take_four_bytes(settings: Settings, monkeypatch: pytes
 
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """A list that grows with each folder that is made from now on."""
-    folders_made: list[Path] = []
-    make = tokens._make
-
-    def counted(folder, *args):
-        folders_made.append(folder)
-        make(folder, *args)
-
-    monkeypatch.setattr(tokens, "_make", counted)
+    folders_made, make = [], tokens._make
+    monkeypatch.setattr(tokens, "_make", lambda folder, *args: folders_made.append(folder) or make(folder, *args))
     return folders_made
 
 
@@ -145,19 +136,10 @@ def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settin
     assert prepare(inside).fingerprint != elsewhere.fingerprint, "text beside a run is text"
 
 
-def test_the_same_text_gives_the_same_bytes(settings: Settings, tmp_path: Path) -> None:
-    one = prepare(settings)
-    other = prepare(replace(settings, folder=str(tmp_path / "elsewhere" / "run")))
-    assert one.folder != other.folder
-    for name in ("tokenizer.json", "train.bin", "validation.bin", "about.json"):
-        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
-
-
-def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(settings: Settings) -> None:
-    for name, seq_length in (("the held-out text", 2000), ("the text for training", 200_000)):
-        says = rf"^{name} has only [\d,]+ tokens, .*seq_length={seq_length} .* need {seq_length + 1:,}"
-        with pytest.raises(ValueError, match=says):
-            prepare(replace(settings, seq_length=seq_length))
+@pytest.mark.parametrize(("name", "seq_length"), [("the held-out text", 2000), ("the text for training", 200_000)])
+def test_a_text_too_short_for_one_sequence_is_refused(name: str, seq_length: int, settings: Settings) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} has only [\d,]+ tokens"):
+        prepare(replace(settings, seq_length=seq_length))
 
 
 def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(settings: Settings) -> None:

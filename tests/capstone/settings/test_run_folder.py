@@ -41,10 +41,12 @@ def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> N
     other = replace(settings, weight_decay=0.2, hidden_size=64, seed=1)
     check_unchanged(other)  # there is nothing yet
     save(settings, "step-000002")
-    check_unchanged(replace(settings, tp=2, log_every=7))
+    layout = {"tp": 2, "pp": 2, "dp": 2, "zero": 3, "sequence_parallel": True, "micro_batch_size": 4}
+    check_unchanged(replace(settings, **layout, log_every=7, keep=9))
     check_unchanged(replace(settings, learning_rate=5e-4, steps=900, precision="bfloat16"))
-    with pytest.raises(ValueError, match="precision was 'float32' and is now 'float64'"):
-        check_unchanged(replace(settings, precision="float64"))
+    for change in ({"precision": "float64"}, {"num_layers": 2}, {"gated": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(change))} was .* and is now"):
+            check_unchanged(replace(settings, **change))
     with pytest.raises(ValueError, match="different settings") as raised:
         check_unchanged(other)
     for line in ("hidden_size was 128 and is now 64", "weight_decay was 0.1 and is now 0.2"):

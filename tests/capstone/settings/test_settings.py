@@ -1,6 +1,6 @@
 """One configuration: from a preset, a file or flags; wrong ones are told with the field and what would fit."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import torch
 from tplab.capstone import command
 from tplab.capstone.command import parser
 from tplab.capstone.settings.io import PRESETS, from_values, read_settings, settings_of
-from tplab.capstone.settings.settings import OF_THE_LAYOUT, Settings, changed
+from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.ranks import check_started, join
 
 
@@ -112,17 +112,3 @@ def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
         match="but 1 was started. To fix that, change --tp, --pp or --dp, start 2 ranks with `torchrun --standalone",
     ):
         join(Settings(tp=2))
-
-
-def test_how_a_run_is_laid_out_may_change():
-    before = Settings()
-    now = Settings(tp=2, pp=2, dp=2, zero=3, sequence_parallel=True, micro_batch_size=4, log_every=3, keep=9)
-    assert changed(now, before) == {}
-    different = {name for name, value in asdict(now).items() if value != asdict(before)[name]}
-    assert different - {"log_every", "keep"} == set(OF_THE_LAYOUT) - {
-        "layers", "async_grad_allreduce", "shared_memory", "recompute", "compile",
-    }  # fmt: skip
-    tuned = replace(before, learning_rate=1e-2, precision="bfloat16", keep=1)
-    assert changed(tuned, before) == {}
-    other = replace(before, num_layers=2, gated=True, seed=1, precision="float64")
-    assert set(changed(other, before)) == {"num_layers", "gated", "seed", "precision"}

@@ -19,14 +19,6 @@ def test_what_lies_between_steps_does_not_count(monkeypatch):
     assert clock.mean() == 4.0  # 104
 
 
-def test_a_step_without_a_process_group_communicates_nothing():
-    meter = Meter(torch.device("cpu"))
-    with meter.step():
-        torch.ones(3).sum()
-    assert (meter.figures.communication, meter.figures.sent) == (0.0, 0)
-    assert meter.figures.memory > 10**7
-
-
 class OnAGPU:
     """What a step's marks tell, once the GPU has come to the end of the step."""
 
