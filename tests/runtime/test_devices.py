@@ -85,11 +85,15 @@ def test_a_rank_takes_its_gpu_and_names_a_host_of_its_own_where_it_shares(
 def test_a_learner_is_told_once_how_to_use_the_gpus(machine, monkeypatch, capsys: pytest.CaptureFixture) -> None:
     machine(2)
     monkeypatch.setattr(devices, "_said", set())
+    monkeypatch.setenv("RANK", "0")  # as in tutorials, but not by torchrun
+    monkeypatch.setenv("WORLD_SIZE", "2")
     for p in (2, 4):
         devices.choose("auto", p)
     monkeypatch.setenv("TPLAB_BACKEND", "nccl")
     devices.choose("auto", 2)
-    assert capsys.readouterr().err.count("To use your 2 GPUs, set TPLAB_BACKEND=nccl") == 1
+    said = capsys.readouterr().err
+    assert said.count("To use your 2 GPUs, set TPLAB_BACKEND=nccl") == 1
+    assert said.count("RANK=0 and WORLD_SIZE=2 are ignored") == 2
 
 
 @pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl"), (8, "nccl")])

@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from torch.distributed import _functional_collectives as functional
 
 import tplab
 from tplab.runtime import watch
+from tplab.runtime.failures import name_cells_in
 
 
 def fails(program: Callable[[], object], p: int = 2, timeout: float = 60.0) -> tplab.RankError:
@@ -97,12 +99,6 @@ def skips_the_second(rank: int) -> None:
     dist.all_reduce(ones(2))
     if rank != 2:
         dist.all_reduce(ones(4, 8))
-
-
-def skips_in_its_group(rank: int) -> None:
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    if rank != 3:
-        dist.all_reduce(ones(2), group=groups[rank % 2])
 
 
 def sends_and_returns(rank: int) -> None:
@@ -250,9 +246,6 @@ CASES = {  # the number of ranks, what each does given its rank, and words of th
     "one absent, from a functional collective":
                         (2, lambda rank: rank or functional.all_reduce(ones(3), "sum", dist.group.WORLD) + 1,
                          ["rank 1 never joined all_reduce #1 ([3] float32, sum)"]),
-    "one absent from a subgroup":
-                        (4, skips_in_its_group,
-                         ["rank 3 never joined all_reduce #1 ([2] float32, sum) of group [1, 3]; rank 1 is waiting"]),
     "new_group or a barrier":
                         (3, new_group_skipped_for_a_barrier,
                          ["rank 1 never joined new_group #1 (ranks [0, 1, 2]); ranks 0, 2 are waiting",
@@ -322,24 +315,18 @@ def test_a_deadlock_or_a_difference_between_the_ranks_is_explained_with_the_line
     assert any(f"test_failures.py line {line} in " in report for line in range(first, last + 1))
 
 
-def test_a_rank_that_hangs_in_python_is_named_with_its_line_when_time_is_up() -> None:
-    def program() -> None:
-        if dist.get_rank() == 1:
-            time.sleep(1000)
-        dist.all_reduce(ones(2))
+def hangs() -> None:
+    while True:
+        pass
 
-    error = fails(program, timeout=2)
+
+def test_a_rank_that_hangs_in_python_is_named_with_its_line_when_time_is_up() -> None:
+    error = fails(lambda: hangs() if dist.get_rank() else dist.all_reduce(ones(2)), timeout=2)
     assert isinstance(error, tplab.Deadlock)
     assert "not finished after 2 s (timeout=2)" in str(error)
-    assert f"rank 1: runs Python at {__file__} line {line_of(program, 2)} in program" in str(error)
-
-
-def test_an_endless_loop_ends_when_time_is_up() -> None:
-    def program() -> None:
-        while True:
-            pass
-
-    error = fails(program, timeout=1)
+    lines = [f"rank 1: runs Python at {__file__} line {line_of(hangs, offset)} in hangs" for offset in (1, 2)]
+    assert any(line in str(error) for line in lines)
+    error = fails(hangs, timeout=1)
     assert not isinstance(error, tplab.Deadlock)
     assert error.cause_type == "timeout"
 
@@ -349,6 +336,63 @@ def test_a_rank_outside_a_group_that_did_not_create_it_is_named_although_gloo_go
     assert "rank 2 never joined new_group #2 (ranks [0, 1])." in report
     line = line_of(group_created_by_its_members_alone, 3)
     assert f"line {line} in group_created_by_its_members_alone" in report
+
+
+# Long reports
+
+
+@pytest.fixture
+def all_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run fails only once all ranks have, so a report has all of them, however late some are."""
+    failed = watch.Watch._failed
+    monkeypatch.setattr(watch.Watch, "_failed", lambda self, rank: all(map(failed, self.ranks)))
+
+
+@pytest.mark.usefixtures("all_have_failed")
+def test_long_reports_are_shortened_and_the_parts_of_an_exception_group_are_listed_with_their_lines() -> None:
+    def recursion(n: int = 0) -> int:
+        return recursion(n + 1)
+
+    def long_message() -> None:
+        raise ValueError("\n".join(map(str, range(5000))))
+
+    def group() -> None:
+        errors = [ValueError("first")]
+        try:
+            raise KeyError("second")
+        except KeyError as error:
+            errors.append(error)
+        raise ExceptionGroup("several", errors)
+
+    def program() -> None:
+        dist.barrier()
+        (recursion, recursion, long_message, group)[dist.get_rank()]()
+
+    report = str(fails(program, 4))
+    assert "ranks 0, 1 failed:" in report, "both ranks have the same report"
+    assert len(report.splitlines()) < 60 + 120 + 30
+    assert "over 900 more calls in between" in report
+    assert "RecursionError: maximum recursion depth exceeded" in report
+    assert "more lines ..." in report
+    assert "ExceptionGroup: several (2 sub-exceptions)\n  1. ValueError: first\n  2. KeyError: 'second'" in report
+    assert f'at File "{__file__}", line {group.__code__.co_firstlineno + 3}, in group' in report
+
+
+@pytest.mark.usefixtures("all_have_failed")
+def test_many_ranks_with_errors_of_their_own_are_counted() -> None:
+    def program() -> None:
+        dist.barrier()
+        raise ValueError(f"rank {dist.get_rank()} is wrong")
+
+    report = str(fails(program, 6))
+    assert report.count("Traceback") == 4
+    assert "ranks 4, 5 failed, too, each in its own way." in report
+
+
+def test_a_cell_has_its_name_in_syntax_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = os.path.join(tempfile.gettempdir(), "ipykernel_17", "42.py")
+    monkeypatch.setattr("tplab.runtime.failures._cell_names", {file: "cell [3]"})
+    assert name_cells_in(f'  File "{file}", line 2\n    x = = 1') == "  cell [3], line 2\n    x = = 1"
 
 
 # What would end in silence, or in a crash
