@@ -84,7 +84,5 @@ def test_short_texts_have_whole_windows_too_and_every_token_is_an_input_in_some_
 def test_too_short_a_text_and_impossible_replicas_are_refused() -> None:
     with pytest.raises(ValueError, match="the text has only 10 tokens, .*seq_length=10 .* need 11"):
         batches(tokens=TOKENS[:10])
-    with pytest.raises(ValueError, match="my text has only 9 tokens"):
-        Batches(TOKENS[:9], 10, 7, 3, "my text")
     with pytest.raises(ValueError, match="replica=2 should be between 0 and 1"):
         batches(batch_size=8).own(0, 2, 2)

@@ -3,19 +3,13 @@
 import errno
 import os
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tplab.capstone.settings.io import read_settings
-from tplab.capstone.settings.run_folder import (
-    check_unchanged,
-    checkpoints_in,
-    locked,
-    write_settings,
-)
+from tplab.capstone.settings.run_folder import check_unchanged, checkpoints_in, locked, write_settings
 from tplab.capstone.settings.settings import Settings
 
 
@@ -66,28 +60,3 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match=r"can't write to .*run \(Read-only file system\)\. Use a --folder in a place"):
         with locked(tmp_path / "run"):
             pass
-
-
-def test_a_folder_is_locked_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
-    """The other process is a copy of this one."""
-    reading, writing = os.pipe()
-    holder = os.fork()
-    if holder == 0:
-        try:
-            with locked(tmp_path):
-                os.write(writing, b"locked")
-                signal.pause()
-        finally:
-            os._exit(1)
-    try:
-        assert os.read(reading, 6) == b"locked"
-        with pytest.raises(ValueError, match=rf"another run is already training in .* \(process {holder} on "):
-            with locked(tmp_path):
-                pass
-    finally:
-        os.kill(holder, signal.SIGKILL)
-        os.waitpid(holder, 0)
-        os.close(reading)
-        os.close(writing)
-    with locked(tmp_path):
-        assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()

