@@ -40,7 +40,7 @@ CHOICES = [  # GPUs, environment variables, arguments, and the backend and numbe
     (2, SHARED, ("gloo", 8), ("gloo", 0)),
     (0, {}, ("auto", 2, True), "share_gpus=True needs a GPU"),
     (8, {}, ("auto", 16), "16 ranks, but this machine shows 8 .* set TPLAB_BACKEND=gloo"),
-    (2, NCCL, ("auto", 4), "4 ranks, but this machine shows 2"),
+    (2, NCCL, ("auto", 3), "3 ranks, but this machine shows 2"),
     (0, SHARED, ("auto", 8), "8 ranks, but this machine shows 0"),
     (2, {"TPLAB_BACKEND": "gpu"}, ("auto", 2), "must be gloo or nccl, but it is 'gpu'"),
 ]
