@@ -1,10 +1,9 @@
-"""The live view: what it says about each rank, that it shows only long runs, and that nothing of it stays."""
+"""The live view: what it says about each rank, and that it shows only long runs. (In a notebook: test_notebook.py.)"""
 
 import io
 import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 import tplab
-from tests.runtime.kernel import Cell, Notebook, notebook
 from tests.runtime.page import Page
 from tplab.runtime import liveview
 from tplab.runtime.board import Entry
-from tplab.runtime.liveview import WIDGET_VIEW, LiveView, Now, StatusLine, WidgetView, look, to_html, to_line
+from tplab.runtime.liveview import LiveView, Now, StatusLine, WidgetView, look, to_html, to_line
 
 
 def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:
@@ -190,76 +188,3 @@ def test_a_view_is_shown_on_a_page_and_in_a_terminal_and_nowhere_else(
     for name, module in ({"IPython": shell} | modules).items():
         monkeypatch.setitem(sys.modules, name, module)
     assert type(liveview.live_view(board([], {}), list)) is view
-
-
-# In a notebook
-
-SLOW = "def slow():\n    time.sleep(2.5 * dist.get_rank())\n    dist.all_reduce(torch.ones(2))\n    return 1\n"
-
-
-@pytest.fixture(scope="module")
-def book() -> Iterator[Notebook]:
-    """A kernel as JupyterLab starts it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JPY_SESSION_NAME", "chapters/04_parallel_linear.ipynb")
-        with notebook() as opened:
-            yield opened
-
-
-def shown(cell: Cell) -> list[dict]:
-    """The displays that stand in the output area at the end."""
-    areas: dict[str, dict] = {}
-    for place, message in enumerate(cell.messages):
-        content = message["content"]
-        if message["msg_type"] in ("display_data", "update_display_data"):
-            areas[content.get("transient", {}).get("display_id") or str(place)] = content["data"]
-    return list(areas.values())
-
-
-def kinds(cell: Cell) -> list[str]:
-    return [message["msg_type"] for message in cell.messages]
-
-
-def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook) -> None:
-    cell = book.run(SLOW + "tplab.launch(slow, 2)[1]")
-    views = [m["content"] for m in cell.messages if WIDGET_VIEW in m["content"].get("data", {})]
-    assert len(views) == 1
-    assert list(views[0]["data"]) == [WIDGET_VIEW], "no text beside it that nbval could compare"
-    values = [m["content"]["data"].get("state", {}).get("value", "") for m in cell.messages if "comm" in m["msg_type"]]
-    assert any("waits in all_reduce #1 for rank 1" in value and "computing" in value for value in values)
-    assert shown(cell) == [{}]
-    assert kinds(cell).count("comm_open") == kinds(cell).count("comm_close") == 3
-    assert "1" in cell.text
-    assert not cell.error
-
-
-def test_a_run_that_prints_keeps_its_one_area(book: Notebook) -> None:
-    source = "def talk():\n    for i in range(100_000):\n        print(i)\n    time.sleep(2)\nr = tplab.launch(talk, 2)"
-    cell = book.run(source)
-    areas = shown(cell)
-    assert len(areas) == 2
-    assert {} in areas
-    assert sum("[rank 1] 99999" in area.get("text/plain", "") for area in areas) == 1
-
-
-def test_an_interrupted_run_leaves_nothing(book: Notebook) -> None:
-    request = book.start("tplab.launch(lambda: time.sleep(600), 2, timeout=None)")
-    book.wait_until_shown(request, WIDGET_VIEW)
-    book.manager.interrupt_kernel()
-    cell = book.finish(request)
-    assert cell.error.startswith("KeyboardInterrupt: the run was interrupted.")
-    assert shown(cell) == [{}]
-    assert "comm_close" in kinds(cell)
-
-
-def test_inside_an_output_widget_nothing_that_ranks_print_is_lost(book: Notebook) -> None:
-    """ipywidgets.Output takes displays and ignores their updates."""
-    book.run("import ipywidgets\ndef talk():\n    time.sleep(dist.get_rank())\n    print('words')")
-    cell = book.run("with ipywidgets.Output():\n    tplab.launch(talk, 3)")
-    texts = [
-        m["content"]["data"]["text/plain"]
-        for m in cell.messages
-        if m["msg_type"] == "display_data" and "text/plain" in m["content"]["data"]
-    ]
-    assert texts == ["[rank 0] words\n[rank 1] words\n[rank 2] words"]
-    assert "comm_close" in kinds(cell)

@@ -155,22 +155,13 @@ def shown(board: Board) -> list[str]:
     return [entry.kind for entry in board.waits(0)]
 
 
-def test_a_second_wait_in_the_same_place_is_shown_like_the_first(watched) -> None:
+def test_the_oldest_unfinished_collective_is_shown_until_it_completes_and_then_the_next_one_of_the_same_line(watched):
     watch, board, marks = watched
     for number in (3, 4):
         watch.waits_for([(call("step"), number)])
+    for mark, expected in zip([*marks, None], ([3], [4], []), strict=True):
         watch.look()
-        assert [entry.number for entry in board.waits(0)] == [number]
-        marks[-1].reached = True  # the rank goes on, and is back before the next look
-
-
-def test_the_oldest_unfinished_collective_is_shown_until_it_completes(watched) -> None:
-    watch, board, marks = watched
-    for number, name in enumerate(("first", "second")):
-        watch.waits_for([(call(name), number)])
-    for mark, expected in zip([*marks, None], (["first"], ["second"], []), strict=True):
-        watch.look()
-        assert shown(board) == expected
+        assert [entry.number for entry in board.waits(0)] == expected
         if mark:
             mark.reached = True
 
