@@ -1,6 +1,6 @@
 """ZeRO's optimizer state is saved and loaded in the form of a plain optimizer's.
 
-tests/capstone/training/test_grids.py goes on from its checkpoints on other grids.
+tests/capstone/training/test_loop.py goes on from its checkpoints on other grids.
 """
 
 import pytest

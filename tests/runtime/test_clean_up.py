@@ -178,12 +178,18 @@ def test_ranks_do_not_outlive_a_killed_fork_server() -> None:
     assert tplab.launch(dist.get_rank, 2) == [0, 1]
 
 
-@pytest.mark.parametrize("pool", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=get_context("fork"))])
-def test_launch_works_from_another_thread_and_from_a_forked_process(pool: Callable[..., Executor]) -> None:
+@pytest.mark.parametrize(
+    ("pool", "shared"),
+    [(ThreadPoolExecutor, True), (partial(ProcessPoolExecutor, mp_context=get_context("fork")), False)],
+)
+def test_launch_works_from_another_thread_and_a_forked_process_starts_its_own_server(
+    pool: Callable[..., Executor], shared: bool
+) -> None:
     for _ in range(2):
+        own = list(tplab.launch(os.getppid, 2))
         with pool(1) as other:
-            assert other.submit(tplab.launch, dist.get_rank, 2).result() == [0, 1]
-        assert tplab.launch(dist.get_rank, 2) == [0, 1]
+            theirs = list(other.submit(tplab.launch, os.getppid, 2).result())
+        assert (theirs == own) == shared
 
 
 @linux_only

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there, and a clear word where one is damaged. (Kills of a run: test_kill.py.)"""
+"""Checkpoints of a run: whole or not there, and a clear word where one is damaged. (Killed runs: test_loop.py.)"""
 
 import os
 import re
