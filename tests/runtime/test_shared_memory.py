@@ -4,6 +4,7 @@ import datetime
 import os
 import resource
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -234,7 +235,6 @@ PROGRAMS = {  # of each number of ranks: the program, its arguments, and what it
     },
     4: {"each group has memory of its own, and other groups use gloo": (two_groups, (), (1, 0.0, 6.0))},
 }
-RESULTS: dict[int, list[dict]] = {}
 
 
 def everything(programs):
@@ -246,12 +246,11 @@ def everything(programs):
     return found
 
 
+@cache
 def results_on(p: int) -> list[dict]:
     """What `everything` returns on each of p ranks, launched once."""
-    if p not in RESULTS:
-        programs = {name: (program, args) for name, (program, args, _) in PROGRAMS[p].items()}
-        RESULTS[p] = list(tplab.launch(everything, p, args=(programs,), timeout=240))
-    return RESULTS[p]
+    programs = {name: (program, args) for name, (program, args, _) in PROGRAMS[p].items()}
+    return list(tplab.launch(everything, p, args=(programs,), timeout=240))
 
 
 @pytest.mark.parametrize("p", PROGRAMS)

@@ -1,4 +1,4 @@
-"""What a GPU's stream waits for, and for how long. A stream of gloo's works stands for a GPU's, and marks that count.
+"""What a GPU's stream waits for, and for how long. A stream of gloo's works and counted marks stand for a GPU's.
 
 tests/gpu/test_failures.py has more deadlocks, on GPUs.
 """

@@ -175,8 +175,9 @@ def test_a_full_disk_leaves_nothing_behind(settings: Settings, monkeypatch: pyte
     assert [path.name for path in Path(settings.folder).parent.rglob("*")] == ["tokens", ".lock"]
 
 
-def on_ranks(settings: Settings, missing: str, other: str) -> tuple[str, int, list[list[int]], str, str]:
-    """What was prepared, how often the text was read for it here, this rank's rows of a batch, and two errors."""
+def on_ranks(settings: Settings, missing: str, other: str) -> tuple[str, int, int, list[list[int]], str, str]:
+    """What was prepared, how often this rank read the text, how many folders it made when both ranks needed the same
+    one, its rows of a batch, and two errors."""
     read, gather = [], tokens.gather
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "gather", lambda *args, **more: read.append(args) or gather(*args, **more))
@@ -185,41 +186,30 @@ def on_ranks(settings: Settings, missing: str, other: str) -> tuple[str, int, li
     rows = data.own(3, dist.get_rank(), dist.get_world_size())[0].tolist()
     with pytest.raises(FileNotFoundError) as nowhere:
         prepare(replace(settings, data=missing))
-    os.environ["LOCAL_RANK"] = "0"  # as on two machines
+    os.environ["LOCAL_RANK"] = "0"  # as on two machines, which share a disk here
+    with pytest.MonkeyPatch.context() as patch:
+        folders_made = made(patch)
+        prepare(replace(settings, data=other))
     with pytest.raises(ValueError, match="different text") as apart:
         prepare(replace(settings, data=other) if dist.get_rank() == 1 else settings)
-    return files.fingerprint, len(read), rows, str(nowhere.value), str(apart.value)
+    return files.fingerprint, len(read), len(folders_made), rows, str(nowhere.value), str(apart.value)
 
 
 def test_one_rank_makes_them_the_others_wait_and_all_are_told_of_an_error(settings: Settings, tmp_path: Path) -> None:
     """From more text than elsewhere here, so that rank 1 waits longer than it takes to call something a deadlock."""
     missing, other = str(tmp_path / "missing"), str(write_texts(tmp_path / "other", "another"))
     wanted = replace(settings, data=None, data_limit=2_000_000, vocab_size=1000)
-    (one, reads_one, rows_one, *said), (two, reads_two, rows_two, *said_two) = launch(
-        on_ranks, 2, args=(wanted, missing, other), timeout=300
-    )
+    found = launch(on_ranks, 2, args=(wanted, missing, other), timeout=300)
+    (one, reads_one, made_one, rows_one, *said), (two, reads_two, made_two, rows_two, *said_two) = found
     assert one == two
     assert (reads_one, reads_two) == (1, 0)
+    assert {made_one, made_two} == {0, 1}, "of several programs at once, one makes them"
     made_there = TokenFiles(tmp_path / "runs" / "tokens" / one)
     assert rows_one + rows_two == Batches(made_there.train, 16, 16, 0).batch(3)[0].tolist()
     assert said[0].startswith(f"no such folder or file: {missing}")
     assert said_two[0] == f"rank 0: {said[0]}"
     assert "rank 0 has" in said[1]
     assert "rank 1 has" in said_two[1]
-
-
-def each_for_itself(settings: Settings) -> tuple[int, list[int]]:
-    """As programs do that know nothing of each other: how many folders this one made, and what it found."""
-    with pytest.MonkeyPatch.context() as patch:
-        folders_made = made(patch)
-        ids = tokens._found_or_made(settings).train[:50].tolist()
-    return len(folders_made), ids
-
-
-def test_of_several_programs_at_once_one_makes_them(settings: Settings) -> None:
-    results = launch(each_for_itself, 2, args=(settings,))
-    assert sorted(count for count, _ in results) == [0, 1]
-    assert len({tuple(ids) for _, ids in results}) == 1
 
 
 PROGRAM = """
