@@ -1,5 +1,6 @@
 """The learner's layers in the loop of train.py: the plug is pulled for real, and the curve goes on as if it weren't."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -40,17 +41,21 @@ def killed(settings: Settings, answers: object, functions: Functions, plug: Plug
     return sorted(path.name for path in checkpoints_of(settings).iterdir())
 
 
-def test_killed_twice_it_equals_the_run_that_was_never_stopped_bit_for_bit(whole):
-    """tests/course/learn/test_train_script.py has other grids."""
+def test_killed_twice_it_equals_the_run_that_was_never_stopped_bit_for_bit_and_with_replicas_nearly(whole):
+    """tests/course/learn/test_train_script.py goes on on one rank."""
     settings, answers, functions = whole
     never_stopped = losses_of(settings)
     again = replace(settings, folder=str(Path(settings.folder).with_name("again")))
     assert killed(again, answers, functions, Plug(4)) == ["step-000002"]
     left = killed(again, answers, functions, Plug(6, saving=True))
     assert left == ["step-000002", "step-000004", "step-000006.saving"]
+    replicas = replace(again, folder=f"{again.folder} on four", dp=2, micro_batch_size=4)
+    shutil.copytree(again.folder, replicas.folder, symlinks=True)
     launch(train_own, 2, args=(again, answers, functions))
     assert losses_of(again) == never_stopped
     assert len(never_stopped) == 9
+    launch(train_own, 4, args=(replicas, answers, functions))
+    assert losses_of(replicas) == pytest.approx(never_stopped, abs=2e-5)
 
 
 def test_a_checkpoint_in_place_that_is_half_written_stops_the_naive_run(whole):

@@ -244,7 +244,7 @@ def test_only_a_rank_itself_is_inside_a_rank(monkeypatch: pytest.MonkeyPatch) ->
             os._exit(int(is_rank()))
         return str(caught.value), started.stdout, os.waitpid(forked, 0)[1]
 
-    for name in ("TPLAB_RANK", "RANK", "LOCAL_RANK"):  # 0.2 took the first for proof
+    for name in ("TPLAB_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"):  # as in tutorials; 0.2 took the first for proof
         monkeypatch.setenv(name, "0")
     ((refused, started, forked),) = tplab.launch(program, 1)
     assert "inside a rank" in refused

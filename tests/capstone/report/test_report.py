@@ -100,6 +100,7 @@ def test_it_begins_with_whose_code_it_was(tp: int, mine: tuple[str, ...], says: 
     assert says in text
     assert text.count("my code") == sum(exercise in ("5.2", "6.2", "7.3", "7.4", "8.3") for exercise in mine)
     assert ("Each rank has its own color" in text) == (tp > 1)
+    assert "--layers mine" not in text
 
 
 def test_a_log_of_every_tenth_step_tells_the_whole_run(tmp_path: Path):

@@ -133,8 +133,11 @@ def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> N
     other = replace(settings, weight_decay=0.2, hidden_size=64, seed=1)
     check_unchanged(other)  # there is nothing yet
     save(settings, "step-000002")
-    layout = {"tp": 2, "pp": 2, "dp": 2, "zero": 3, "sequence_parallel": True, "micro_batch_size": 4}
-    check_unchanged(replace(settings, **layout, log_every=7, keep=9))
+    check_unchanged(replace(settings, tp=2, pp=2, dp=2, zero=2, sequence_parallel=True, micro_batch_size=4, keep=9))
+    check_unchanged(
+        replace(settings, async_grad_allreduce=False, shared_memory=False, recompute="layers", compile=True)
+    )
+    check_unchanged(replace(settings, layers="mine", log_every=7))
     check_unchanged(replace(settings, learning_rate=5e-4, steps=900, precision="bfloat16"))
     for change in ({"precision": "float64"}, {"num_layers": 2}, {"gated": True}):
         with pytest.raises(ValueError, match=f"{next(iter(change))} was .* and is now"):
