@@ -85,13 +85,12 @@ links: $(VENV)/.installed-test ## ask every address that the book names whether 
 	$(BIN)/python -m sphinx -b linkcheck --quiet docs build/links
 
 picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs) and ARCHITECTURE.md's (from the imports)
-	$(BIN)/python pictures/first_minutes.py
-	$(BIN)/python pictures/rooms.py
+	$(BIN)/python -m pictures.first_minutes
+	$(BIN)/python -m pictures.rooms
 	$(BIN)/python -m pictures.moving
 
 bench: $(STAMP) ## time launch() and an MLP beside torch's own (a few minutes)
-	$(BIN)/python -m benchmarks.launch
-	$(BIN)/python -m benchmarks.layers
+	$(BIN)/python -m benchmarks.peers
 
 gpu-check: ## run what a GPU should tell us, in order of worth, in 12 minutes; called again, it goes on
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m benchmarks.gpu_check --seconds $(BUDGET) $(CHECK_ARGS)

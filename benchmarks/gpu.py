@@ -1,6 +1,6 @@
 """Time a training step of the capstone on one device, with tplab's layers at p = 1 and with plain PyTorch's.
 
-    python -m benchmarks.gpu [--preset h100x1] [--rounds 20] [--eager] [--profile] [--small]
+    python -m benchmarks.gpu [--rounds 20] [--eager] [--profile] [--small]
 
 This shows what parallel layers cost when there is nothing to share. A way is one kind of layers, either eager or
 compiled. Megatron-Core's layers take part if `megatron-core` is installed. All ways train the same GPT with the same
@@ -17,11 +17,11 @@ which each way spends the most time in a step.
 import argparse
 import statistics
 import sys
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from traceback import format_exception_only
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
+from tplab.collectives.links import now
 from tplab.cost.flops import model_flops
 from tplab.memory.meter import optimizer_bytes, parameter_bytes
 from tplab.runtime.devices import backend_for
@@ -44,13 +45,17 @@ from tplab.trace.rank_trace import trace_rank
 LAYERS = {"plain PyTorch": "plain", "tplab": "tplab", "Megatron-Core": "plain"}
 EAGER: dict[str, dict[str, Any]] = {name: {"layers": layers, "compile": False} for name, layers in LAYERS.items()}
 COMPILED = {f"{name}, compiled": changes | {"compile": True} for name, changes in EAGER.items()}
-SMALL = {
+SMALL: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32, "vocab_size": 512, "batch_size": 4,
     "micro_batch_size": 4,
 }  # fmt: skip
-NEW_LINE = "\n"
 SHOWN_KERNELS = 10
 CLOSE = 0.02  # the largest relative difference allowed between two ways' first losses, in bfloat16
+
+
+def on_one_rank(**changes: Any) -> Settings:
+    """Return the settings of the preset h100x1, with everything on one rank, and with these changes."""
+    return replace(PRESETS["h100x1"], tp=1, dp=1, sequence_parallel=False, recompute="nothing", **changes)
 
 
 @dataclass
@@ -84,7 +89,7 @@ def measure(
             step, held = _make(name, replace(settings, **changes))
             loss = step()  # the first step includes compilation and everything else that's done only once
         except Exception as error:  # without this way, the others can still be compared
-            outcomes[name] = Outcome(missing=f"{type(error).__name__}: {str(error).strip().partition(NEW_LINE)[0]}")
+            outcomes[name] = Outcome(missing="".join(format_exception_only(error)).splitlines()[0])
             continue
         made[name], outcomes[name] = step, Outcome(loss, peak=held())
         print(f"{name}: loss {loss:.4f} in the first step", flush=True)
@@ -99,10 +104,9 @@ def measure(
         outcomes[name].peak += _peak(step)
         outcomes[name].waits = _waits(step)
     for name in turns(made, rounds):
-        _finish()
-        began = time.perf_counter()
+        began = now()
         made[name]()
-        outcomes[name].seconds.append(time.perf_counter() - began)
+        outcomes[name].seconds.append(now() - began)
     for name, step in made.items() if profile else ():
         outcomes[name].kernels = _kernels(step)
     return outcomes
@@ -130,7 +134,8 @@ def _make(name: str, settings: Settings) -> tuple[Callable[[], float], Callable[
     if settings.compile:
         compile_layers(model)
     step = Step(model, settings, ranks)
-    text = torch.randint(settings.vocab_size, (settings.batch_size, settings.seq_length + 1), generator=_seeded())
+    seeded = torch.Generator().manual_seed(0)
+    text = torch.randint(settings.vocab_size, (settings.batch_size, settings.seq_length + 1), generator=seeded)
     ids, targets = text[:, :-1].to(ranks.device), text[:, 1:].to(ranks.device)
 
     def run() -> float:
@@ -140,20 +145,11 @@ def _make(name: str, settings: Settings) -> tuple[Callable[[], float], Callable[
     return run, lambda: parameter_bytes(model) + optimizer_bytes(step.training.torch_optimizer)
 
 
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def _finish() -> None:
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-
-
 def _peak(step: Callable[[], object]) -> int:
     """Return the most bytes that the GPU's allocator had handed out during a step, beyond those from before it."""
     if device().type != "cuda":
         return 0
-    _finish()
+    torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()
@@ -161,6 +157,7 @@ def _peak(step: Callable[[], object]) -> int:
 
 
 def _waits(step: Callable[[], object]) -> int:
+    """Return how often a step makes the CPU wait for the GPU."""
     if device().type != "cuda":
         return 0
     with warnings.catch_warnings(record=True) as caught:
@@ -213,41 +210,25 @@ def _kind(way: str) -> str:
     return way.partition(", ")[2]
 
 
-def _what() -> tuple[str, float | None]:
-    """Return the device's name and its peak in FLOP/s (None: unknown)."""
-    place = device()
-    if place.type == "cpu":
-        return this_machine(), None
-    machine = known_machine(place)
-    return torch.cuda.get_device_name(place), None if machine is None else machine.flops
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=list(PRESETS), default="h100x1", help="whose model and sequences")
     parser.add_argument("--rounds", type=int, default=20, help="2 or more")
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
     parser.add_argument("--profile", action="store_true", help="show where each way spends its time")
     parser.add_argument("--small", action="store_true", help="a very small model, to try it out")
     options = parser.parse_args()
-    settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False, recompute="nothing")
-    settings = replace(settings, **SMALL) if options.small else settings
+    settings = on_one_rank(**(SMALL if options.small else {}))
     backend = backend_for(1)
-    if backend == "gloo":  # Megatron-Core's layers know autocast only on a GPU
+    place = torch.device("cuda" if backend == "nccl" else "cpu")
+    if place.type == "cpu":  # Megatron-Core's layers know autocast only on a GPU
         settings = replace(settings, precision="float32")
     ways = EAGER if options.eager else EAGER | COMPILED
     given = (settings, ways, options.rounds, options.profile)
-    ((outcomes, (name, peak)),) = launch(_measured, 1, args=given, backend=backend, timeout=None)
-    print(f"\n{name}, torch {torch.__version__}, {settings.precision}, {options.rounds} rounds\n")
-    print(report(settings, outcomes, peak))
+    (outcomes,) = launch(measure, 1, args=given, backend=backend, timeout=None)
+    print(f"\n{this_machine(place)}, {settings.precision}, {options.rounds} rounds\n")
+    print(report(settings, outcomes, machine.flops if (machine := known_machine(place)) else None))
     print("\n" + kernel_tables(outcomes), flush=True)
     sys.exit(any(one.missing and not one.missing.startswith("ModuleNotFoundError") for one in outcomes.values()))
-
-
-def _measured(
-    settings: Settings, ways: Mapping[str, Any], rounds: int, profile: bool
-) -> tuple[dict[str, Outcome], Any]:
-    return measure(settings, ways, rounds, profile), _what()
 
 
 if __name__ == "__main__":

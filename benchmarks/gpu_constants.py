@@ -19,7 +19,6 @@ so it compares its tiny sizes with an H100.
 """
 
 import argparse
-import os
 from collections.abc import Callable
 from statistics import median
 
@@ -27,14 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.turns import table
+from benchmarks.turns import table, this_machine
 from tplab import device, launch
 from tplab.capstone.training.meter import known_machine
 from tplab.collectives.links import now
 from tplab.cost.calibration import measure_kernels
 from tplab.cost.layer import layer_matmuls, layer_time
 from tplab.cost.machines import MACHINES, Machine
-from tplab.cost.matmul import Matmul
 from tplab.memory.config import GPTConfig
 from tplab.runtime.devices import backend_for
 
@@ -126,17 +124,13 @@ def matmuls_of_layers(machine: Machine | None, small: bool) -> str:
     for h in SMALL_HIDDEN if small else HIDDEN:
         for tp in (1, 8):
             for name, one in layer_matmuls(_config(h, tokens), tokens, tp).items():
-                seconds = _matmul_seconds(one)
+                x, weight = _random(int(one.m), int(one.k)), _random(int(one.n), int(one.k))
+                seconds = _seconds(lambda x=x, weight=weight: F.linear(x, weight), 10)
                 rate = 2 * one.m * one.k * one.n / seconds / 1e12
                 ratio = f"{one.seconds(machine) / seconds:.2f}" if machine else ""
                 rows.append((name, h, tp, f"{1e3 * seconds:.3f}", f"{rate:.2f}", ratio))
     title = f"matmuls of a layer, {tokens} tokens, with the weights of one of tp ranks"
     return f"{title}\n\n" + table(("matmul", "h", "tp", "milliseconds", "TFLOP/s", "predicted / measured"), rows)
-
-
-def _matmul_seconds(one: Matmul) -> float:
-    x, weight = _random(int(one.m), int(one.k)), _random(int(one.n), int(one.k))
-    return _seconds(lambda: F.linear(x, weight), 10)
 
 
 def _config(hidden: int, seq_length: int) -> GPTConfig:
@@ -148,21 +142,23 @@ def _config(hidden: int, seq_length: int) -> GPTConfig:
 
 
 def parts_of_layers(machine: Machine | None, small: bool) -> str:
-    return "\n\n".join(_parts_of_a_layer(machine, small, hidden) for hidden in (SMALL_HIDDEN if small else HIDDEN[:3]))
-
-
-def _parts_of_a_layer(machine: Machine | None, small: bool, hidden: int) -> str:
-    config, micro_batch = _config(hidden, 64 if small else 2048), 1 if small else 4
-    kernels = measure_kernels(config, micro_batch, 1, parameters=10_000 if small else 8_000_000, dtype=_dtype())
-    parts = {name: getattr(kernels, name) for name in ("matmuls", "elementwise", "attention")}
-    parts["sum"] = tuple(map(sum, zip(*parts.values(), strict=True)))
-    if machine:
-        time = layer_time(config, machine, micro_batch=micro_batch)
-        parts["predicted"] = time.forward.total, time.backward.total
-    rows = [(name, *(f"{1e3 * seconds:.3f}" for seconds in both)) for name, both in parts.items()]
-    title = f"a layer with h = {hidden}, {micro_batch} sequences of {config.seq_length} tokens, in milliseconds"
-    optimizer = f"AdamW: {1e9 * kernels.optimizer:.4f} nanoseconds per parameter"
-    return f"{title}\n\n{table(('part', 'forward', 'backward'), rows)}\n\n{optimizer}"
+    micro_batch, parameters = (1, 10_000) if small else (4, 8_000_000)
+    texts = []
+    for hidden in SMALL_HIDDEN if small else HIDDEN[:3]:
+        config = _config(hidden, 64 if small else 2048)
+        kernels = measure_kernels(config, micro_batch, 1, parameters=parameters, dtype=_dtype())
+        parts = {name: getattr(kernels, name) for name in ("matmuls", "elementwise", "attention")}
+        parts["sum"] = tuple(map(sum, zip(*parts.values(), strict=True)))
+        if machine:
+            time = layer_time(config, machine, micro_batch=micro_batch)
+            parts["predicted"] = time.forward.total, time.backward.total
+        rows = [(name, *(f"{1e3 * seconds:.3f}" for seconds in both)) for name, both in parts.items()]
+        texts += [
+            f"a layer with h = {hidden}, {micro_batch} sequences of {config.seq_length} tokens, in milliseconds",
+            table(("part", "forward", "backward"), rows),
+            f"AdamW: {1e9 * kernels.optimizer:.4f} nanoseconds per parameter",
+        ]
+    return "\n\n".join(texts)
 
 
 def _share(rate: float, peak: float | None) -> str:
@@ -183,10 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try it out")
     options = parser.parse_args()
-    place = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{os.cpu_count()} cores"
-    print(f"{place}, torch {torch.__version__}", flush=True)
+    backend = backend_for(1)
+    print(this_machine(torch.device("cuda" if backend == "nccl" else "cpu")), flush=True)
     for part in PARTS:  # each in a launch of its own, so that its table is printed as soon as it's there
-        (found,) = launch(measured, 1, args=(part, options.small), backend=backend_for(1), timeout=None)
+        (found,) = launch(measured, 1, args=(part, options.small), backend=backend, timeout=None)
         print(f"\n{found}", flush=True)
 
 

@@ -1,6 +1,6 @@
 """Count the kernels of a training step and the bytes that they read and write, for tplab at p = 1 and plain PyTorch.
 
-    EMULATED_GPUS=1 PYTHONPATH=tests/emulated_gpu/site:. python -m benchmarks.kernels [--preset h100x1] [--operators]
+    EMULATED_GPUS=1 PYTHONPATH=tests/emulated_gpu/site:. python -m benchmarks.kernels [--layers 2]
 
 On a GPU, most kernels other than matmuls are limited by the memory's bandwidth, so their time is proportional to the
 bytes that they move. The counts show where parallel layers move more bytes than plain PyTorch, even without a GPU: the
@@ -14,12 +14,11 @@ assumed to read its inputs once and to write its outputs once. Where it looks up
 
 import argparse
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -30,9 +29,9 @@ from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.gpu import on_one_rank
 from benchmarks.turns import table
 from tplab import plain
-from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.optimizer import adamw_options
 from tplab.capstone.training.step import lower_precision
@@ -46,18 +45,11 @@ LOOK_UP = {"embedding", "gather", "index_select", "nll_loss_forward"}  # read on
 MODELS: dict[str, Callable[..., nn.Module]] = {"plain PyTorch": plain.GPT, "tplab": ParallelGPT}
 
 
-@dataclass
-class Count:
-    """Kernels, and the bytes that they read and write. `operators` maps an operator to the same two numbers."""
+class Count(NamedTuple):
+    """How many kernels there were, and the bytes that they read and wrote."""
 
     kernels: int = 0
     bytes: int = 0
-    operators: dict[str, Counter[str]] = field(default_factory=dict)
-
-    def add(self, operator: str, moved: int) -> None:
-        self.kernels += 1
-        self.bytes += moved
-        self.operators.setdefault(operator, Counter()).update(kernels=1, bytes=moved)
 
 
 class CountKernels(TorchDispatchMode):
@@ -73,7 +65,7 @@ class CountKernels(TorchDispatchMode):
         if func.namespace == "aten" and not func.is_view and name not in FREE:
             read, written = _memory(func._schema, name, args, kwargs or {}, result)
             if moved := sum(map(_bytes, read + written)):
-                self.count.add(name, moved)
+                self.count = Count(self.count.kernels + 1, self.count.bytes + moved)
         return result
 
 
@@ -187,38 +179,22 @@ def count_parts(settings: Settings, kind: str, device: str = "cuda") -> dict[str
 
 def report(plain: Mapping[str, Count], ours: Mapping[str, Count]) -> str:
     """Return a table of kernels and gigabytes, with a row per part. The ratios are (tplab / plain PyTorch)."""
-    rows = [
-        (
-            part, f"{one.kernels:,}", f"{one.bytes / 1e9:.2f}", f"{other.kernels:,}", f"{other.bytes / 1e9:.2f}",
-            f"{other.kernels / one.kernels:.3f}", f"{other.bytes / one.bytes:.3f}",
-        )
-        for (part, one), other in zip(plain.items(), ours.values(), strict=True)
-    ]  # fmt: skip
+    rows = []
+    for (part, theirs), mine in zip(plain.items(), ours.values(), strict=True):
+        counts = [cell for one in (theirs, mine) for cell in (f"{one.kernels:,}", f"{one.bytes / 1e9:.2f}")]
+        rows.append([part, *counts, f"{mine.kernels / theirs.kernels:.3f}", f"{mine.bytes / theirs.bytes:.3f}"])
     heads = [f"{kind}, {what}" for kind in MODELS for what in ("kernels", "GB")]
     return table(["part", *heads, "ratio of kernels", "ratio of bytes"], rows)
 
 
-def operators(part: Count) -> str:
-    """Return the operators of a part, those that move the most bytes first."""
-    rows = sorted(part.operators.items(), key=lambda row: -row[1]["bytes"])
-    return "\n".join(f"  {name:45} {of['kernels']:5} {of['bytes'] / 1e9:9.3f} GB" for name, of in rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=list(PRESETS), default="h100x1", help="whose model and sequences")
     parser.add_argument("--layers", type=int, help="number of layers, to be faster")
-    parser.add_argument("--operators", action="store_true", help="also list the operators of each part")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no GPU, real or emulated: set the two variables, as --help shows")
-    settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False, recompute="nothing")
-    settings = replace(settings, num_layers=options.layers or settings.num_layers)
-    counted = {kind: count_parts(settings, kind) for kind in MODELS}
-    print(report(*counted.values()))
-    for kind, parts in counted.items() if options.operators else ():
-        for part, its in parts.items():
-            print(f"\n{kind}: {part}\n{operators(its)}")
+    settings = on_one_rank(**({"num_layers": options.layers} if options.layers else {}))
+    print(report(*(count_parts(settings, kind) for kind in MODELS)))
 
 
 if __name__ == "__main__":

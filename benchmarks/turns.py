@@ -1,4 +1,6 @@
-"""What all comparisons have in common: ways to do the same thing take turns, and a table shows the ratio to the first.
+"""What all benchmarks have in common: tables, a line that describes the machine, and ways that take turns.
+
+A comparison has several ways to do the same thing, and its table shows the ratio of each to the first.
 
 In every round, each way has one turn, in a new random order, so that a busy moment of the machine affects all of them.
 The ratio is the median over the rounds of (this way / the first way in the same round). If the quartiles of two ways
@@ -9,6 +11,10 @@ import os
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from tplab.common.cores import cores
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
@@ -45,5 +51,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def this_machine() -> str:
-    return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+def this_machine(place: torch.device) -> str:
+    """Describe the machine and its software in a few words."""
+    gpu = place.type == "cuda"
+    where = torch.cuda.get_device_name(place) if gpu else f"{cores()} cores, load {os.getloadavg()[0]:.1f}"
+    return f"{where}, torch {torch.__version__}"

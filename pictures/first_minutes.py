@@ -9,16 +9,17 @@ import ast
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from textwrap import wrap
+
+from pictures.drawing import SMALL, box, document, text
 
 ROOT = Path(__file__).parents[1]
 TARGET = Path(__file__).with_name("first_minutes.svg")
 NOTEBOOK = ROOT / "solutions" / "start.ipynb"
 
 WIDTH, MARGIN, LINE, COLUMNS = 880, 16, 18, 100
-INK, FAINT, PAPER, CODE, GREEN, RED = "#1F2933", "#66727F", "#FFFFFF", "#F4F6F8", "#2E7D4F", "#B4443C"
+INK, FAINT, CODE, GREEN, RED = "#1F2933", "#66727F", "#F4F6F8", "#2E7D4F", "#B4443C"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 DESCRIPTION = (
     "Three cells of the first notebook with what they printed: two processes add up a number, a matmul is split over "
@@ -48,16 +49,7 @@ def draw() -> str:
     for panel in panels():
         body += _panel(panel, y)
         y += panel.height
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" '
-            f'role="img" aria-label="{DESCRIPTION}" font-size="13" fill="{INK}">',
-            "<title>The first fifteen minutes</title>",
-            f'<rect width="{WIDTH}" height="{y}" fill="{PAPER}"/>',
-            *body,
-            "</svg>\n",
-        ]
-    )
+    return document(WIDTH, y, body, "The first fifteen minutes", DESCRIPTION)
 
 
 def panels() -> Iterator[Panel]:
@@ -106,22 +98,18 @@ def _printed(cell: dict) -> list[str]:
 
 
 def _panel(panel: Panel, y: int) -> Iterator[str]:
-    inner = WIDTH - 2 * MARGIN
-    height = LINE * len(panel.code) + 16
-    style = 'font-family="Helvetica, Arial, sans-serif" font-weight="bold"'
-    yield f'<text x="{MARGIN}" y="{y + 12}" {style}>{escape(panel.heading)}</text>'
-    yield f'<rect x="{MARGIN}" y="{y + 22}" width="{inner}" height="{height}" rx="4" fill="{CODE}"/>'
+    height, bar = LINE * len(panel.code) + 16, LINE * len(panel.output)
+    yield text(MARGIN, y + 12, panel.heading, size=SMALL, color=INK, bold=True)
+    yield box(MARGIN, y + 22, WIDTH - 2 * MARGIN, height, CODE, stroke=0, radius=4)
     yield from _lines(panel.code, y + 40, INK)
-    bar = LINE * len(panel.output)
-    yield f'<rect x="{MARGIN}" y="{y + height + 28}" width="3" height="{bar}" fill="{panel.color}"/>'
+    yield box(MARGIN, y + height + 28, 3, bar, panel.color, stroke=0, radius=0)
     yield from _lines(panel.output, y + height + 41, panel.color if panel.color != INK else FAINT)
 
 
 def _lines(lines: list[str], y: int, color: str) -> Iterator[str]:
+    style = f'font-family="{MONO}" xml:space="preserve"'
     for number, line in enumerate(lines):
-        place = f'x="{MARGIN + 12}" y="{y + LINE * number}"'
-        style = f'font-family="{MONO}" fill="{color}" xml:space="preserve"'
-        yield f"<text {place} {style}>{escape(line, quote=False)}</text>"
+        yield text(MARGIN + 12, y + LINE * number, line, size=SMALL, color=color).replace("<text", f"<text {style}")
 
 
 if __name__ == "__main__":

@@ -8,16 +8,13 @@ stands is decided here. `tests/test_architecture.py` fails when the file no long
 
 import ast
 import re
-import sys
 import textwrap
-from html import escape
 from pathlib import Path
 
+from pictures.drawing import arrow, box, document, text
+from tplab.common.imports import ImportGraph
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from tplab.common.imports import ImportGraph  # noqa: E402 (from this checkout, wherever Python was started)
-
 TARGET = ROOT / "pictures" / "rooms.svg"
 
 # The column and row of each room; row 0 is at the bottom, and a room stands above everything it imports
@@ -38,12 +35,8 @@ WIDTH, HEIGHT = 160, 86  # of a box
 FLOOR_HEIGHT = 48
 MARGIN = 14
 COLUMNS, ROWS = 6, 8
-INK, SOFT, LINE, BOX, FLOOR = "#1f2933", "#52606d", "#7b8794", "#e6f0fa", "#eceff1"
-
-
-def main() -> None:
-    TARGET.write_text(svg(), encoding="utf-8")
-    print(f"wrote {TARGET.relative_to(ROOT)}")
+SOFT, LINE, BOX, FLOOR = "#52606d", "#7b8794", "#e6f0fa", "#eceff1"
+DESCRIPTION = "The rooms of tplab as boxes. An arrow points from a room to each room it imports."
 
 
 def svg() -> str:
@@ -61,20 +54,7 @@ def svg() -> str:
         _box(room, MARGIN + i * (half + COLUMN - WIDTH), MARGIN + ROW * ROWS, half, FLOOR_HEIGHT, FLOOR)
         for i, room in enumerate(GROUND)
     ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" '
-            'orient="auto">'
-            f'<path d="M0 0 L8 4 L0 8 z" fill="{LINE}"/></marker></defs>',
-            f'<rect width="{width}" height="{height}" fill="white"/>',
-            *arrows,
-            *boxes,
-            *floor,
-            "</svg>\n",
-        ]
-    )
+    return document(width, height, [*arrows, *boxes, *floor], "The rooms of tplab", DESCRIPTION)
 
 
 def imports_of_rooms() -> dict[str, set[str]]:
@@ -114,25 +94,19 @@ def _arrow(room: str, other: str) -> str:
     if y >= to_y:
         raise ValueError(f"{room} imports {other}, so its row in PLACES of pictures/rooms.py must be the higher one")
     lean = (to_x - x) / COLUMN * 12  # so that arrows which share a box do not meet in one point
-    start, end = (x + WIDTH / 2 + lean, y + HEIGHT), (to_x + WIDTH / 2 - lean, to_y - 1)
-    return (
-        f'<line x1="{start[0]:.0f}" y1="{start[1]:.0f}" x2="{end[0]:.0f}" y2="{end[1]:.0f}" '
-        f'stroke="{LINE}" stroke-width="1.5" marker-end="url(#head)"/>'
-    )
+    return arrow(x + WIDTH / 2 + lean, y + HEIGHT, to_x + WIDTH / 2 - lean, to_y - 1, LINE, 1.5)
 
 
 def _box(room: str, x: float, y: float, width: float, height: float, color: str) -> str:
     chapters, summary = _summary(room)
     lines = textwrap.wrap(summary, int((width - 8) / 5.9))
-    centered = f'<text x="{x + width / 2:.0f}" text-anchor="middle"'
+    middle = x + width / 2
     number = f' <tspan font-weight="normal" font-size="11" fill="{SOFT}">{chapters}</tspan>' if chapters else ""
-    texts = [f'{centered} y="{y + 18:.0f}" font-size="14" font-weight="bold" fill="{INK}">{room}{number}</text>']
-    texts += [
-        f'{centered} y="{y + 35 + 14 * row:.0f}" font-size="10.5" fill="{SOFT}">{escape(line)}</text>'
-        for row, line in enumerate(lines)
-    ]
-    place = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    return "\n".join([f'<rect {place} rx="8" fill="{color}" stroke="{LINE}"/>', *texts])
+    drawn = [box(x, y, width, height, color, LINE, 1, 8)]
+    drawn.append(text(middle, y + 18, room, size=14, anchor="middle", bold=True).replace("</text>", f"{number}</text>"))
+    for row, said in enumerate(lines):
+        drawn.append(text(middle, y + 35 + 14 * row, said, size=10.5, color=SOFT, anchor="middle"))
+    return "\n".join(drawn)
 
 
 def _summary(room: str) -> tuple[str, str]:
@@ -145,4 +119,5 @@ def _summary(room: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    TARGET.write_text(svg(), encoding="utf-8")
+    print(f"wrote {TARGET.relative_to(ROOT)}")

@@ -1,8 +1,10 @@
 """What is run, in order of worth: first what has never run on a real GPU (the table in GPU.md), then measurements."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+ROOT = Path(__file__).resolve().parents[2]
 Where = Literal["gpu", "emulated", "cpu"]  # the last two are rehearsals
 
 SHARED = {"TPLAB_BACKEND": "nccl", "TPLAB_SHARE_GPUS": "1"}

@@ -4,9 +4,9 @@ import getpass
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 import tplab
-from benchmarks.gpu_check.items import Item, Where
+from benchmarks.gpu_check.items import ROOT, Item, Where
 from benchmarks.gpu_check.runner import Result, Results
+from benchmarks.turns import table
 
 NVIDIA_DEVICE = "/dev/nvidiactl"
 HARMLESS = ("gpu", "root", "localhost")  # names that reveal nothing, and that the tests use in their own names
@@ -48,7 +49,7 @@ def facts() -> dict[str, str]:
         "Python": platform.python_version(),
         "PyTorch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}",
         "GPUs": "; ".join(f"{count} x {name}" for name, count in names.items()) or "none",
-        "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0] or "none",
+        "driver": _driver(),
     }
     if torch.version.cuda and torch.distributed.is_nccl_available():
         found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -57,33 +58,24 @@ def facts() -> dict[str, str]:
     return found
 
 
-def _nvidia_smi(*arguments: str) -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    done = subprocess.run([program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
+def _driver() -> str:
+    ask = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+    try:
+        return subprocess.check_output(ask, stderr=subprocess.DEVNULL, text=True).splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "none"
 
 
-def text_of(
-    facts: Mapping[str, str], place: Where, items: Sequence[Item], results: Results,
-    lacking: Mapping[str, Sequence[str]], folders: Mapping[str, str],
-) -> str:  # fmt: skip
-    """Return the report.
-
-    lacking    the items that can't run, and the modules that they need
-    folders    folders of this machine, and what the report calls them
-    """
+def text_of(facts: Mapping[str, str], place: Where, items: Sequence[Item], results: Results) -> str:
     parts = ["# tplab on GPUs", *([REHEARSALS[place]] if place in REHEARSALS else ())]
     parts.append("\n".join(f"- {name}: {value}" for name, value in facts.items()))
-    known = {item.name: results.items[item.name] for item in items if item.name in results.items}
-    rows = [f"| {name} | {outcome_of(result)} | {result.seconds:.0f} |" for name, result in known.items()]
-    parts.append("\n".join(["| item | outcome | seconds |", "|---|---|---:|", *rows]))
-    if rest := results.left(items):
-        parts.append("Not reached (call it again to go on): " + ", ".join(item.name for item in rest) + ".")
-    parts += [f"{name} can't run without {', '.join(modules)}." for name, modules in lacking.items()]
+    known = {item.name: results[item.name] for item in items if item.name in results}
+    rows = [(name, outcome_of(result), f"{result.seconds:.0f}") for name, result in known.items()]
+    parts.append(table(("item", "outcome", "seconds"), rows))
+    if rest := [item.name for item in items if item.name not in results]:
+        parts.append(f"Not reached (call it again to go on): {', '.join(rest)}.")
     parts += [f"## {name}\n\n{_block(result.output)}" for name, result in known.items()]
-    return without_names("\n\n".join(parts) + "\n", folders)
+    return without_names("\n\n".join(parts) + "\n")
 
 
 def outcome_of(result: Result) -> str:
@@ -99,9 +91,10 @@ def _block(text: str) -> str:
     return "\n".join(["```", *(line.replace("```", "'''") for line in lines), "```"])
 
 
-def without_names(text: str, folders: Mapping[str, str]) -> str:
+def without_names(text: str) -> str:
     """Replace folders, host name, user name and addresses of this machine by what they stand for."""
-    known = {**folders, sys.prefix: "<environment>", str(Path.home()): "~"}
+    temporary = os.path.realpath(tempfile.gettempdir())
+    known = {str(ROOT): ".", temporary: "<temporary>", sys.prefix: "<environment>", str(Path.home()): "~"}
     for folder, name in sorted(known.items(), key=lambda pair: len(pair[0]), reverse=True):
         if folder != "/":
             text = text.replace(folder, name)

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.gpu_check.items import Item
@@ -25,7 +26,7 @@ KEPT = 20_000  # characters of an item's output
 class Result:
     """What an item has found.
 
-    state     `PASSED`, `FAILED`, or `UNFINISHED` if its call ran out of time, in which case the next call runs it again
+    state     `PASSED`, `FAILED`, `UNFINISHED` if its call ran out of time, or which modules it can't run without
     output    the end of what it printed
     """
 
@@ -34,32 +35,26 @@ class Result:
     output: str
 
 
-@dataclass
-class Results:
-    """The results of all items by name, in a file that belongs to one machine and one version of the code."""
+Results = dict[str, Result]  # by the names of the items
 
-    path: Path
-    of: str
-    items: dict[str, Result] = field(default_factory=dict)
 
-    @staticmethod
-    def read(path: Path, of: str) -> "Results":
-        """Read the results from an earlier call, or return empty ones if there are none or if they are of others."""
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return Results(path, of)
-        kept = found["items"] if found["of"] == of else {}
-        return Results(path, of, {name: Result(**values) for name, values in kept.items()})
+def read(path: Path, of: str) -> Results:
+    """Read the results of earlier calls, unless they are of another machine or version (see `fingerprint`)."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: Result(**values) for name, values in found["items"].items()} if found["of"] == of else {}
 
-    def write(self) -> None:
-        found = {name: asdict(result) for name, result in self.items.items()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        replace(self.path, json.dumps({"of": self.of, "items": found}).encode())
 
-    def left(self, items: Sequence[Item]) -> list[Item]:
-        """Return the items that have no result yet, in order of worth."""
-        return [item for item in items if item.name not in self.items or self.items[item.name].state == UNFINISHED]
+def write(path: Path, of: str, results: Results) -> None:
+    found = {name: asdict(result) for name, result in results.items()}
+    replace(path, json.dumps({"of": of, "items": found}).encode())
+
+
+def left(items: Sequence[Item], results: Results) -> list[Item]:
+    """Return the items that have neither passed nor failed yet, in order of worth."""
+    return [item for item in items if item.name not in results or results[item.name].state not in (PASSED, FAILED)]
 
 
 def affordable(items: Sequence[Item], now: Callable[[], float], until: float) -> Iterator[tuple[Item, float]]:
@@ -74,6 +69,8 @@ def affordable(items: Sequence[Item], now: Callable[[], float], until: float) ->
 
 def run(root: Path, item: Item, seconds: float) -> Result:
     """Run an item in the folder `root` for at most so many seconds."""
+    if missing := [name for name in item.modules if importlib.util.find_spec(name) is None]:
+        return Result(f"can't run without {', '.join(missing)}", 0, "")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tplab-gpu-check-") as scratch:
         environment = os.environ | item.environment | {"TMPDIR": scratch, "PYTHONUNBUFFERED": "1"}

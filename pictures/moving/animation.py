@@ -9,17 +9,13 @@ so the two can't disagree.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.colors import to_hex, to_rgb
-
-from tplab.viz.colors import FAINT, INK, rank_color, tint
+from pictures.drawing import SMALL, arrow, box, digits, document, line, placed, rank_tint, text
+from tplab.viz.colors import rank_color
 
 FOLDER = Path(__file__).parent
-FORWARD, BACKWARD = INK, "#B3261E"  # values and arrows; rank colors never mean a direction
-SIZE, SMALL = 15, 13  # font sizes in pixels; pictures may be shown somewhat smaller than they are
 WIDTH = 760
 LOOPS = 2
 FADE = 0.25  # seconds
@@ -71,8 +67,7 @@ class Piece:
         return sorted({time for time, *_ in [*self.opacities, *self.places]})
 
 
-@dataclass
-class Frame:
+class Frame(NamedTuple):
     """A moment of the movie that has a still: when, what happens there, and which part of the picture shows it."""
 
     time: float
@@ -111,9 +106,9 @@ class Movie:
         self.pieces: list[Piece] = []
         self.stills: list[Frame] = []
 
-    def draw(self, body: str) -> None:
-        """Draw something that is always there."""
-        self.pieces.append(Piece(body, 0, 0).fade(0, 1))
+    def draw(self, *bodies: str) -> list[Piece]:
+        """Draw things that are always there."""
+        return [self.piece(body).fade(0, 1) for body in bodies]
 
     def piece(self, body: str, x: float = 0, y: float = 0) -> Piece:
         """Add a piece, drawn around (0, 0) and placed at (x, y)."""
@@ -130,7 +125,7 @@ class Movie:
         """
         made = self.piece(body, x, y).show(shown)
         if arrives:
-            made.move(shown + 0.1, arrives, to)
+            made.move(round(shown + 0.1, 2), arrives, to)
         return made.hide(until) if until else made
 
     def captions(self, x: float, y: float, texts: Sequence[tuple[float, str]], **style) -> None:
@@ -155,59 +150,44 @@ class Movie:
         for piece, body in zip(self.pieces, bodies, strict=True):
             opacity, x, y = piece.at(SECONDS)
             if len(piece.times()) == 1:
-                drawn.append(_placed(body, x, y, opacity))
+                drawn.append(placed(body, x, y, opacity))
                 continue
             steps = "".join(
-                f"{_number(100 * time / SECONDS, 2)}%{{{_state(piece, time)}}}" for time in [*piece.times(), SECONDS]
+                f"{digits(100 * time / SECONDS, 2)}%{{{_state(piece, time)}}}" for time in [*piece.times(), SECONDS]
             )
             name = keyframes.setdefault(steps, f"k{len(keyframes)}")
             end = f"animation-name:{name};{_state(piece, SECONDS)}"
-            drawn.append(_placed(f'<g class="m" style="{end}">{body}</g>', piece.x, piece.y, 1))
+            drawn.append(placed(f'<g class="m" style="{end}">{body}</g>', piece.x, piece.y, 1))
         style = (
-            f".m{{animation-duration:{_number(SECONDS)}s;animation-iteration-count:{LOOPS};"
+            f".m{{animation-duration:{digits(SECONDS)}s;animation-iteration-count:{LOOPS};"
             "animation-fill-mode:forwards;animation-timing-function:ease-in-out}\n"
             "@media (prefers-reduced-motion:reduce){.m{animation:none}}\n"
             + "\n".join(f"@keyframes {name}{{{steps}}}" for steps, name in keyframes.items())
         )
         told = self.description or " ".join(frame.caption for frame in self.stills)
-        return self._document(self.height, [f"<style>{style}</style>", defined, *drawn], self.title, told)
+        return document(self.width, self.height, [f"<style>{style}</style>", defined, *drawn], self.title, told)
 
     def frames(self) -> str:
         """Return all stills in one picture, below one another, each with its number and caption."""
         heading, gap = 34, 16
-        defined, bodies = _shared([piece.body for piece in self.pieces for _ in self.stills])
-        bodies = bodies[:: len(self.stills)]
+        defined, bodies = _shared([piece.body for piece in self.pieces] * len(self.stills))
         body, y = [defined], 0.0
         for number, frame in enumerate(self.stills, 1):
             body.append(text(12, y + 23, f"{number}.  {frame.caption}", bold=True))
             y += heading
             shown = []
-            for piece, content in zip(self.pieces, bodies, strict=True):
+            for piece, content in zip(self.pieces, bodies, strict=False):
                 opacity, x, top = piece.at(frame.time)
                 if opacity > 0.01:
-                    shown.append(_placed(content, x, top, opacity))
-            box = f'y="{_number(y)}" width="{_number(self.width)}" height="{_number(frame.height)}"'
-            view = f'viewBox="0 {_number(frame.top)} {_number(self.width)} {_number(frame.height)}"'
+                    shown.append(placed(content, x, top, opacity))
+            box = f'y="{digits(y)}" width="{digits(self.width)}" height="{digits(frame.height)}"'
+            view = f'viewBox="0 {digits(frame.top)} {digits(self.width)} {digits(frame.height)}"'
             body.append(f"<svg {box} {view}>{''.join(shown)}</svg>")
             y += frame.height + gap
             if number < len(self.stills):
                 body.append(line(0, y - gap / 2, self.width, y - gap / 2, "#DDDDDD", 1))
         told = " ".join(f"{number}. {frame.caption}" for number, frame in enumerate(self.stills, 1))
-        return self._document(y, body, f"{self.title}: {len(self.stills)} stills", told)
-
-    def _document(self, height: float, body: list[str], title: str, description: str) -> str:
-        width, height_ = _number(self.width), _number(height)
-        return "\n".join(
-            [
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height_}" width="{width}" '
-                f'height="{height_}" role="img" aria-label="{escape(description)}" '
-                f'font-family="Helvetica, Arial, sans-serif" font-size="{SIZE}" fill="{INK}">',
-                f"<title>{escape(title)}</title>",
-                f'<rect width="{width}" height="{height_}" fill="#FFFFFF"/>',
-                *body,
-                "</svg>\n",
-            ]
-        )
+        return document(self.width, y, body, f"{self.title}: {len(self.stills)} stills", told)
 
     def lane(self, rank: int, lanes: Lanes, label: tuple[float, float] = (16, 18), strength: float = 0.12) -> None:
         """Draw the stripe of a rank across the picture, and its name, `label` to the right of and below its corner."""
@@ -244,79 +224,11 @@ class Movie:
         self.captions(self.width - 10, 22, counted, anchor="end", bold=True)
 
     def write(self, name: str) -> None:
-        """Write the files to pictures/moving/."""
-        for path, content in self.files(name).items():
-            path.write_text(content, encoding="utf-8")
-            print(f"wrote pictures/moving/{path.name} ({len(content.encode()) / 1000:.0f} kB)")
-
-    def files(self, name: str) -> dict[Path, str]:
-        """Return the picture and its stills, if it has any."""
-        stills = {FOLDER / f"{name}_frames.svg": self.frames()} if self.stills else {}
-        return {FOLDER / f"{name}.svg": self.svg()} | stills
-
-
-# What pieces are drawn with
-
-
-def text(
-    x: float, y: float, said: str, *, size: int = SIZE, color: str = INK, anchor: str = "start", bold: bool = False
-) -> str:
-    """Write a line of text, with its baseline at y."""
-    more = f' font-size="{size}"' if size != SIZE else ""
-    more += f' fill="{color}"' if color != INK else ""
-    more += f' text-anchor="{anchor}"' if anchor != "start" else ""
-    more += ' font-weight="bold"' if bold else ""
-    return f'<text x="{_number(x)}" y="{_number(y)}"{more}>{escape(said, quote=False)}</text>'
-
-
-def box(
-    x: float, y: float, width: float, height: float, fill: str = "#FFFFFF", edge: str = INK, stroke: float = 1.5,
-    radius: float = 6, dashed: bool = False,
-) -> str:  # fmt: skip
-    where = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
-    more = f' rx="{_number(radius)}"' if radius else ""
-    more += f' stroke="{edge}" stroke-width="{_number(stroke)}"' if stroke else ""
-    more += ' stroke-dasharray="5 4"' if dashed else ""
-    return f'<rect {where} fill="{fill}"{more}/>'
-
-
-def line(x1: float, y1: float, x2: float, y2: float, color: str = FAINT, stroke: float = 2) -> str:
-    path = f"M{_number(x1)},{_number(y1)}L{_number(x2)},{_number(y2)}"
-    return f'<path d="{path}" stroke="{color}" stroke-width="{_number(stroke)}" fill="none"/>'
-
-
-def arrow(x1: float, y1: float, x2: float, y2: float, color: str, stroke: float = 2, head: float = 6) -> str:
-    """Draw an arrow from the first point to the second. Its head grows with `head`, not with the stroke."""
-    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
-    ux, uy = (x2 - x1) / length, (y2 - y1) / length
-    back_x, back_y = x2 - 1.5 * head * ux, y2 - 1.5 * head * uy
-    corners = [(x2, y2), (back_x - head * uy, back_y + head * ux), (back_x + head * uy, back_y - head * ux)]
-    path = "L".join(f"{_number(x)},{_number(y)}" for x, y in corners)
-    return line(x1, y1, back_x, back_y, color, stroke) + f'<path d="M{path}z" fill="{color}"/>'
-
-
-def dot(said: str, color: str) -> str:
-    """Draw a number that travels, around (0, 0)."""
-    return f'<circle r="16" fill="{color}"/>' + text(0, 5, said, color=ink_on(color), anchor="middle", bold=True)
-
-
-def ink_on(color: str) -> str:
-    """Return white or dark ink, whichever is easier to read on this color."""
-    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
-    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
-    return "#FFFFFF" if luminance < 0.18 else INK  # the contrast to white is as large as to black
-
-
-def rank_tint(rank: int, strength: float = 0.32) -> str:
-    return to_hex(tint(rank_color(rank), strength))
-
-
-def number(value: float) -> str:
-    """Write a number as a reader expects it: −4, 20, 1.6."""
-    return f"{value:g}".replace("-", "−")
-
-
-# Helpers
+        """Write the picture, and its stills if it has any, to pictures/moving/."""
+        stills = {f"{name}_frames": self.frames()} if self.stills else {}
+        for stem, content in ({name: self.svg()} | stills).items():
+            (FOLDER / f"{stem}.svg").write_text(content, encoding="utf-8")
+            print(f"wrote pictures/moving/{stem}.svg ({len(content.encode()) / 1000:.0f} kB)")
 
 
 def _between(keys: list[tuple[float, tuple[float, ...]]], time: float) -> tuple[float, ...]:
@@ -343,16 +255,6 @@ def _shared(bodies: list[str]) -> tuple[str, list[str]]:
 def _state(piece: Piece, time: float) -> str:
     """Return a piece's state at a time as CSS. Pieces that move alike share their keyframes."""
     opacity, x, y = piece.at(time)
-    moved = f"transform:translate({_number(x - piece.x)}px,{_number(y - piece.y)}px)" if len(piece.places) > 1 else ""
-    changes = f"opacity:{_number(opacity, 2)};" if len(piece.opacities) > 1 or piece.opacities[0][1] != 1 else ""
+    moved = f"transform:translate({digits(x - piece.x)}px,{digits(y - piece.y)}px)" if len(piece.places) > 1 else ""
+    changes = f"opacity:{digits(opacity, 2)};" if len(piece.opacities) > 1 or piece.opacities[0][1] != 1 else ""
     return (changes + moved).rstrip(";")
-
-
-def _placed(body: str, x: float, y: float, opacity: float) -> str:
-    more = f' transform="translate({_number(x)},{_number(y)})"' if x or y else ""
-    more += f' opacity="{_number(opacity, 2)}"' if opacity < 1 else ""
-    return f"<g{more}>{body}</g>" if more else body
-
-
-def _number(value: float, digits: int = 1) -> str:
-    return f"{value:.{digits}f}".rstrip("0").rstrip(".") if "." in f"{value:.{digits}f}" else f"{value:.{digits}f}"

@@ -4,10 +4,13 @@ Every number comes from two runs on two real ranks, one with f and one without: 
 with the weight w that is replicated, and one step of SGD.
 """
 
+from itertools import pairwise
+
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, FORWARD, SECONDS, SMALL, Movie, box, dot, line, number, rank_tint, text
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, card, dot, line, number, placed, rank_tint, text
+from pictures.moving.animation import SECONDS, Movie
 from tplab import device, launch
 from tplab.tensor import copy_to_region, reduce_from_region
 from tplab.viz.colors import FAINT, INK, rank_color
@@ -45,12 +48,11 @@ def one_step(with_f: bool) -> dict[str, float]:
 def movie() -> Movie:
     right, wrong = (launch(one_step, len(RANKS), args=(with_f,)) for with_f in (True, False))
     made = Movie(HEIGHT, "f and g, forward and backward")
-    for body in _network(TOP, with_f=True):
-        made.draw(body)
+    made.draw(*_network(TOP, with_f=True))
     for column, said in ((BELOW, "layer below"), (SHARD, "sharded layers"), (LOSS, "loss")):
         made.draw(text(sum(column) / 2, TOP - 10, said, size=SMALL, color=FAINT, anchor="middle"))
-    _forward(made, TOP, right)
-    _backward(made, TOP, right)
+    _forward(made, right)
+    _backward(made, right)
     _without_f(made, wrong)
     _tell(made, right, wrong)
     return made
@@ -94,8 +96,7 @@ def _network(top: float, with_f: bool) -> list[str]:
 
 
 def _box_with(ends: tuple[float, float], y: float, said: str, fill: str = "#FFFFFF", edge: str = INK) -> str:
-    left, right = ends
-    return box(left, y - 21, right - left, 42, fill, edge, 2) + text((left + right) / 2, y + 5, said, anchor="middle")
+    return card(ends[0], y - 21, ends[1] - ends[0], 42, said, fill, edge, 2)
 
 
 def _layer_below(w: float, y: float) -> str:
@@ -104,41 +105,45 @@ def _layer_below(w: float, y: float) -> str:
     return _box_with(BELOW, y, f"w = {number(w)}", fill=f"#{gray:02X}{gray:02X}{gray:02X}")
 
 
-def _forward(made: Movie, top: float, results: list[dict]) -> None:
-    for rank in RANKS:
-        y, found = _wire(top, rank), results[rank]
-        x, partial, z = (dot(number(found[name]), FORWARD) for name in ("x", "partial", "z"))
+def _dots(found: dict[str, float], color: str, *names: str) -> list[str]:
+    return [dot(number(found[name]), color) for name in names]
+
+
+def _forward(made: Movie, results: list[dict]) -> None:
+    for rank, found in enumerate(results):
+        y = _wire(TOP, rank)
+        x, partial, z = _dots(found, FORWARD, "x", "partial", "z")
         made.piece(x, BELOW[1] - 16, y).show(0.2).move(0.4, 0.9, THERE[0])
-        made.piece(x, THERE[0], y).show(0.9).move(1.0, 1.6, THERE[1])
-        made.piece(x, THERE[1], y).show(1.9).move(2.0, 2.5, sum(SHARD) / 2).hide(2.4)
-        made.piece(partial, sum(SHARD) / 2, y).show(2.6).move(2.7, 3.2, THERE[2])
-        made.piece(partial, THERE[2], y).show(3.4).move(3.5, 3.9, sum(G) / 2).hide(3.9)
+        made.travel(x, y, THERE[0], 0.9, THERE[1], 1.6)
+        made.travel(x, y, THERE[1], 1.9, sum(SHARD) / 2, 2.5, 2.4)
+        made.travel(partial, y, sum(SHARD) / 2, 2.6, THERE[2], 3.2)
+        made.travel(partial, y, THERE[2], 3.4, sum(G) / 2, 3.9, 3.9)
         made.piece(z, sum(G) / 2, y).show(4.2).move(4.4, 4.9, THERE[3])
-    _message(made, top, G, FORWARD, 3.9)
-    _label(made, F, top - 10, "forward: no message", FORWARD, 1.3)
-    _label(made, G, top - 10, f"forward: all-reduce, {_sum(results, 'partial', 'z')}", FORWARD, 3.9)
+    _exchange(made, G, FORWARD, 3.9)
+    _label(made, F, TOP - 10, "forward: no message", FORWARD, 1.3)
+    _label(made, G, TOP - 10, f"forward: all-reduce, {_sum(results, 'partial', 'z')}", FORWARD, 3.9)
 
 
-def _backward(made: Movie, top: float, results: list[dict]) -> None:
-    for rank in RANKS:
-        y, found = _wire(top, rank), results[rank]
-        dz, dpartial, dcopied, dx = (dot(number(found[name]), BACKWARD) for name in ("dz", "dpartial", "dcopied", "dx"))
-        made.piece(dz, LOSS[0] + 16, y).show(5.1).move(5.2, 5.5, BACK[3])
-        made.piece(dpartial, BACK[3], y).show(5.6).move(5.7, 6.2, BACK[2])
-        made.piece(dpartial, BACK[2], y).show(6.4).move(6.5, 6.8, sum(SHARD) / 2).hide(6.8)
-        made.piece(dcopied, sum(SHARD) / 2, y).show(6.9).move(7.0, 7.3, BACK[1])
-        made.piece(dcopied, BACK[1], y).show(7.5).move(7.6, 7.9, sum(F) / 2).hide(7.9)
-        made.piece(dx, sum(F) / 2, y).show(8.1).move(8.2, 8.5, BACK[0])
+def _backward(made: Movie, results: list[dict]) -> None:
+    for rank, found in enumerate(results):
+        y = _wire(TOP, rank)
+        dz, dpartial, dcopied, dx = _dots(found, BACKWARD, "dz", "dpartial", "dcopied", "dx")
+        made.travel(dz, y, LOSS[0] + 16, 5.1, BACK[3], 5.5)
+        made.travel(dpartial, y, BACK[3], 5.6, BACK[2], 6.2)
+        made.travel(dpartial, y, BACK[2], 6.4, sum(SHARD) / 2, 6.8, 6.8)
+        made.travel(dcopied, y, sum(SHARD) / 2, 6.9, BACK[1], 7.3)
+        made.travel(dcopied, y, BACK[1], 7.5, sum(F) / 2, 7.9, 7.9)
+        made.travel(dx, y, sum(F) / 2, 8.1, BACK[0], 8.5)
         made.piece(_layer_below(found["w"], y)).show(8.4)
-    bottom = top + 2 * LANE + 8 + 22
-    _message(made, top, F, BACKWARD, 7.9)
+    bottom = TOP + 2 * LANE + 8 + 22
+    _exchange(made, F, BACKWARD, 7.9)
     _label(made, G, bottom, "backward: no message", BACKWARD, 6.0)
     _label(made, F, bottom, f"backward: all-reduce, {_sum(results, 'dcopied', 'dx')}", BACKWARD, 7.9)
 
 
-def _message(made: Movie, top: float, bar: tuple[float, float], color: str, at: float) -> None:
+def _exchange(made: Movie, bar: tuple[float, float], color: str, at: float) -> None:
     """Light up a bar while the ranks exchange numbers, with an arrow from lane to lane on either side of its name."""
-    upper, height = _wire(top, 0) - 30, LANE + 68
+    upper, height = _wire(TOP, 0) - 30, LANE + 68
     made.message((bar[0], upper, bar[1] - bar[0], height), upper + height / 2, color, at, 16, 39, 4, 7)
 
 
@@ -149,44 +154,39 @@ def _label(made: Movie, bar: tuple[float, float], y: float, said: str, color: st
 def _without_f(made: Movie, results: list[dict]) -> None:
     """Draw the same network without f below, faint until its turn comes; only the way back is shown moving."""
     drawn = _network(SECOND, with_f=False)
-    for rank in RANKS:
-        y, found = _wire(SECOND, rank), results[rank]
-        there = (found["x"], found["x"], found["partial"], found["z"])
-        back = (None, None, found["dpartial"], found["dz"])
-        for places, values, color in ((THERE, there, FORWARD), (BACK, back, BACKWARD)):
-            for x, value in zip(places, values, strict=True):
-                if value is not None:
-                    drawn.append(f'<g transform="translate({x},{y})">{dot(number(value), color)}</g>')
+    for rank, found in enumerate(results):
+        dots = _dots(found, FORWARD, "x", "x", "partial", "z") + _dots(found, BACKWARD, "dpartial", "dz")
+        for x, there in zip(THERE + BACK[2:], dots, strict=True):
+            drawn.append(placed(there, x, _wire(SECOND, rank)))
     made.piece("".join(drawn)).fade(0, 0.25).fade(8.8, 1, 0.3)
-    for rank in RANKS:
-        y, found = _wire(SECOND, rank), results[rank]
-        dcopied, dx = (dot(number(found[name]), BACKWARD) for name in ("dcopied", "dx"))
-        made.piece(dcopied, sum(SHARD) / 2, y).show(9.1).move(9.2, 9.6, BACK[1])
-        made.piece(dx, BACK[1], y).show(9.6).move(9.7, 10.3, BACK[0])
+    for rank, found in enumerate(results):
+        y = _wire(SECOND, rank)
+        dcopied, dx = _dots(found, BACKWARD, "dcopied", "dx")
+        made.travel(dcopied, y, sum(SHARD) / 2, 9.1, BACK[1], 9.6)
+        made.travel(dx, y, BACK[1], 9.6, BACK[0], 10.3)
         made.piece(_layer_below(found["w"], y)).fade(10.4, 1, 0.5)
 
 
 def _tell(made: Movie, right: list[dict], wrong: list[dict]) -> None:
-    """Write the captions, and choose the stills."""
+    """Write the captions, and choose the stills: one before the end of each caption."""
     x, z, dz, dx = (number(right[0][name]) for name in ("x", "z", "dz", "dx"))
     upper = [
-        (0.1, 1.9, f"f hands x = {x} to both ranks. Each rank already has a copy, so nothing is sent."),
-        (1.9, 3.4, f"Each rank multiplies by its own weight: {_two(right, 'partial')}."),
-        (3.4, 5.1, f"g adds the two with an all-reduce. Both ranks now have z = {z}."),
-        (5.1, 6.4, f"The gradient {dz} goes back through g unchanged, to each rank. Nothing is sent."),
-        (6.4, 7.5, f"Each rank's path gives a different number: {_two(right, 'dcopied')}."),
-        (7.5, 8.8, f"f adds them with an all-reduce: {dx}. Both copies of w take the same step."),
+        (0.1, f"f hands x = {x} to both ranks. Each rank already has a copy, so nothing is sent."),
+        (1.9, f"Each rank multiplies by its own weight: {_two(right, 'partial')}."),
+        (3.4, f"g adds the two with an all-reduce. Both ranks now have z = {z}."),
+        (5.1, f"The gradient {dz} goes back through g unchanged, to each rank. Nothing is sent."),
+        (6.4, f"Each rank's path gives a different number: {_two(right, 'dcopied')}."),
+        (7.5, f"f adds them with an all-reduce: {dx}. Both copies of w take the same step."),
+        (8.8, "g sends a message forward, f sends one backward."),
     ]
-    after = f"After one step, the copies of w are {_two(wrong, 'w')}. The ranks now train different networks."
     lower = [
-        (8.8, 10.4, f"Without f, each rank goes on with its own number: {_two(wrong, 'dx')}."),
-        (10.4, SECONDS, after),
+        (8.8, f"Without f, each rank goes on with its own number: {_two(wrong, 'dx')}."),
+        (10.4, f"After one step, the copies of w are {_two(wrong, 'w')}. The ranks now train different networks."),
     ]
-    summary = "g sends a message forward, f sends one backward."
-    made.captions(10, 28, [(start, said) for start, _, said in upper] + [(8.8, summary)], bold=True)
+    made.captions(10, 28, upper, bold=True)
     made.piece(text(10, SECOND - 14, "The same network without f:", bold=True)).fade(0, 0.35).fade(8.7, 0, 0.1)
-    made.captions(10, SECOND - 14, [(start, said) for start, _, said in lower], bold=True)
-    for _, end, said in upper:
+    made.captions(10, SECOND - 14, lower, bold=True)
+    for (_, said), (end, _) in pairwise(upper):
         made.frame(end - 0.02, said, top=36, height=SECOND - 36 - 36)
-    for _, end, said in lower:
-        made.frame(end - 0.02 if end < SECONDS else end, said, top=SECOND - 4, height=HEIGHT - SECOND + 4)
+    for time, (_, said) in zip((lower[1][0] - 0.02, SECONDS), lower, strict=True):
+        made.frame(time, said, top=SECOND - 4, height=HEIGHT - SECOND + 4)

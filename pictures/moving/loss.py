@@ -6,7 +6,8 @@ The numbers come from a run on two real ranks. The loss and the gradient are tho
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SECONDS, SMALL, Lanes, Movie, box, dot, ink_on, line, number, text
+from pictures.drawing import BACKWARD, SMALL, box, card, dot, ink_on, line, number, text
+from pictures.moving.animation import SECONDS, Lanes, Movie
 from tplab import device, launch, record
 from tplab.tensor import reduce_from_region, shard, vocab_parallel_cross_entropy
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color
@@ -21,7 +22,21 @@ HEIGHT, LANES = 430, Lanes(42, 158, 60)  # messages meet between the two lanes
 LEFT, PITCH, BAR = 84, 58, 34  # the first bar, from bar to bar, and the width of a bar
 FLOOR, ZERO = 140, 70  # below the top of a lane: where bars stand, and where the gradient is zero
 UNIT = {"logits": 36, "exp": 90, "gradient": 70}  # pixels
-MAX, SUM, AIMED, LOSS = 420, 500, 580, 680  # the middles of the columns with the numbers that both ranks know
+LOSS = 680  # the middle of its column
+MESSAGES = (  # each one's column, name and time, what the ranks send, and what both of them get
+    (420, "m", 1.4, "own max", "m"),
+    (500, "S", 4.2, "own sum", "S"),
+    (580, "z of “it”", 6.1, "aimed", "z_t"),
+)
+TOLD = (
+    (0.0, 1.2, f"Each rank has the logits of its own words. The target is “{WORDS[TARGET]}”."),
+    (1.4, 2.2, "First message: the largest logit of all ranks, m."),
+    (3.2, 4.1, "Each logit z becomes exp(z − m). No bar is taller than 1."),
+    (4.2, 5.0, "Second message: the sum of all exponentials, S."),
+    (6.1, 6.9, "Third message: the target's logit. Only one rank has it."),
+    (8.0, 9.0, "Now both ranks can compute the loss, m + log S − z."),
+    (9.2, SECONDS, "Backward, each bar becomes softmax − one-hot. Nothing is sent."),
+)
 
 
 def run() -> dict:
@@ -51,14 +66,16 @@ def movie() -> Movie:
     for seen in ranks:
         _lane(made, seen["rank"])
         _bars(made, seen)
-    _message(made, MAX, "m", 1.4, [_said(seen["own max"]) for seen in ranks], _said(ranks[0]["m"]))
-    _message(made, SUM, "S", 4.2, [_said(seen["own sum"]) for seen in ranks], _said(ranks[0]["S"]))
-    _message(made, AIMED, "z of “it”", 6.1, [_said(seen["aimed"]) for seen in ranks], _said(ranks[0]["z_t"]))
+    for column, name, start, sent, result in MESSAGES:
+        _message(made, column, name, start, [_said(seen[sent]) for seen in ranks], _said(ranks[0][result]))
     for rank in RANKS:
         loss = text(LOSS, LANES.top(rank) + 84, _said(ranks[rank]["loss"]), anchor="middle", bold=True)
         name = text(LOSS, LANES.top(rank) + 62, "loss", size=SMALL, anchor="middle")
         made.piece(box(LOSS - 52, LANES.top(rank) + 42, 104, 56, "#FFFFFF", GOLD, 3) + name + loss).show(8.0)
-    _tell(made)
+    made.tell(TOLD, 22, top=LANES.first - 6)
+    made.count_messages((0.2, 2.6, 5.4, 7.3))
+    quiet = text(LEFT + HELD * PITCH / 2, LANES.between() + 5, "no messages here", anchor="middle", bold=True)
+    made.piece(quiet).show(9.6)
     return made
 
 
@@ -84,15 +101,10 @@ def _bars(made: Movie, seen: dict) -> None:
     """Draw the bars of a rank, which are logits first, then exponentials, and the gradient in the end."""
     y = LANES.top(seen["rank"])
     for column in range(HELD):
-        word = seen["rank"] * HELD + column
-        shown = {"logits": (0.2, 3.0), "exp": (3.2, 9.0), "gradient": (9.2, 0.0)}
-        for kind, (start, end) in shown.items():
-            value = float(seen[kind][column])
-            drawn = made.piece(_bar(word, value, kind, y)).show(start)
-            if end:
-                drawn.hide(end)
-    zero = line(LEFT - 12, y + ZERO, LEFT + HELD * PITCH, y + ZERO, FAINT, 1.5)
-    made.piece(zero).show(9.2)
+        for kind, start, end in (("logits", 0.2, 3.0), ("exp", 3.2, 9.0), ("gradient", 9.2, 0.0)):
+            bar = _bar(seen["rank"] * HELD + column, float(seen[kind][column]), kind, y)
+            made.travel(bar, 0, 0, start, until=end)
+    made.piece(line(LEFT - 12, y + ZERO, LEFT + HELD * PITCH, y + ZERO, FAINT, 1.5)).show(9.2)
 
 
 def _bar(word: int, value: float, kind: str, y: float) -> str:
@@ -120,22 +132,4 @@ def _message(made: Movie, x: float, name: str, start: float, sent: list[str], re
 def _pill(said: str, color: str) -> str:
     if len(said) < 4:
         return dot(said, color)
-    return box(-24, -15, 48, 30, color, stroke=0, radius=15) + text(
-        0, 5, said, color=ink_on(color), anchor="middle", bold=True
-    )
-
-
-def _tell(made: Movie) -> None:
-    told = [
-        (0.0, 1.2, f"Each rank has the logits of its own words. The target is “{WORDS[TARGET]}”."),
-        (1.4, 2.2, "First message: the largest logit of all ranks, m."),
-        (3.2, 4.1, "Each logit z becomes exp(z − m). No bar is taller than 1."),
-        (4.2, 5.0, "Second message: the sum of all exponentials, S."),
-        (6.1, 6.9, "Third message: the target's logit. Only one rank has it."),
-        (8.0, 9.0, "Now both ranks can compute the loss, m + log S − z."),
-        (9.2, SECONDS, "Backward, each bar becomes softmax − one-hot. Nothing is sent."),
-    ]
-    made.tell(told, 22, top=LANES.first - 6)
-    made.count_messages((0.2, 2.6, 5.4, 7.3))
-    quiet = text(LEFT + HELD * PITCH / 2, LANES.between() + 5, "no messages here", anchor="middle", bold=True)
-    made.piece(quiet).show(9.6)
+    return card(-24, -15, 48, 30, said, color, INK, 0, 15, color=ink_on(color), bold=True)

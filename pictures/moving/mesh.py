@@ -7,7 +7,8 @@ chapter 14.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SECONDS, SMALL, Movie, box, ink_on, line, text
+from pictures.drawing import BACKWARD, SMALL, box, ink_on, line, text
+from pictures.moving.animation import SECONDS, Movie
 from tplab import launch, record
 from tplab.cluster import Training3D
 from tplab.common import corpus
@@ -26,6 +27,15 @@ HEIGHT, TOP, BOX = 372, 56, 236
 MACHINES, WALL = (16, 424), 380  # left ends of the machines, which are 320 wide, and the middle of the wall
 COLUMNS, ROWS, RADIUS = (86, 234), (TOP + 82, TOP + 194), 24
 LASTS = 0.16  # seconds that a message is shown, before it fades
+TOLD = (
+    (0.0, 0.5, "Each machine is a replica. Ranks of the same color have the same weights."),
+    (1.8, 2.88, "tp: neighbors split the matrices, so they talk all the time."),
+    (3.4, 3.65, "pp: the upper stage sends activations down, and the lower stage sends gradients up."),
+    (5.4, 7.24, "dp: at the end, the replicas add up their gradients."),
+    (END + 0.4, 8.6, "Only the messages of dp have passed through the wall."),
+    (TURN, None, "Now turn the mesh: tp becomes the outermost axis."),
+    (10.4, SECONDS, "The loss is the same, but now all messages of tp pass through the wall."),
+)
 
 
 def run() -> dict:
@@ -71,7 +81,7 @@ def movie() -> Movie:
     for rank in range(GRID.size):
         _rank(made, rank)
     _count_up(made, sent, total)
-    _tell(made)
+    made.tell(TOLD, 26, top=TOP - 10, x=12)
     return made
 
 
@@ -134,16 +144,3 @@ def _count_up(made: Movie, sent: list, total: dict[str, int]) -> None:
     wall.append((10.4, f"through the wall: {total['tp']:,}"))
     made.piece(box(WALL - 130, TOP + BOX + 52, 260, 24, "#FFFFFF", GOLD, 2)).fade(0, 1)
     made.captions(WALL, TOP + BOX + 69, wall, anchor="middle", bold=True)
-
-
-def _tell(made: Movie) -> None:
-    told = [
-        (0.0, 0.5, "Each machine is a replica. Ranks of the same color have the same weights."),
-        (1.8, 2.88, "tp: neighbors split the matrices, so they talk all the time."),
-        (3.4, 3.65, "pp: the upper stage sends activations down, and the lower stage sends gradients up."),
-        (5.4, 7.24, "dp: at the end, the replicas add up their gradients."),
-        (END + 0.4, 8.6, "Only the messages of dp have passed through the wall."),
-        (TURN, None, "Now turn the mesh: tp becomes the outermost axis."),
-        (10.4, SECONDS, "The loss is the same, but now all messages of tp pass through the wall."),
-    ]
-    made.tell(told, 26, top=TOP - 10, x=12)

@@ -3,14 +3,15 @@
 Each rank multiplies the same x by its own weight, and both compute the loss from the sum of the two terms.
 """
 
-from pictures.moving.animation import FORWARD, SMALL, Lanes, Movie, arrow, box, rank_tint, text
+from pictures.drawing import FORWARD, SMALL, arrow, box, card, rank_tint, text
+from pictures.moving.animation import Lanes, Movie
 from tplab.viz.colors import INK, NOBODY
 
-LANES = Lanes(first=44, height=44, gap=26)
+TALL, WIDE = 44, 132
+LANES = Lanes(first=44, height=TALL, gap=26)
 HEIGHT = LANES.bottom(1) + 20
 TERMS = ("z₀ = a₀ · x", "z₁ = a₁ · x")
 X, TERM, SUM, LOSS = 18, 180, 420, 610  # left edges of the boxes
-TALL, WIDE = 44, 132
 
 
 def movie() -> Movie:
@@ -22,9 +23,9 @@ def movie() -> Movie:
     middle = LANES.between()
     made.draw(_shared(X, 70, "x"))
     for rank, term in enumerate(TERMS):
-        center = LANES.top(rank) + LANES.height / 2
+        top, center = LANES.top(rank), LANES.top(rank) + TALL / 2
         made.draw(arrow(X + 70, middle, TERM - 4, center, INK, 1.6))
-        made.draw(box(TERM, LANES.top(rank), WIDE, LANES.height, rank_tint(rank, 0.4), INK, 1.2))
+        made.draw(box(TERM, top, WIDE, TALL, rank_tint(rank, 0.4), INK, 1.2))
         made.draw(text(TERM + WIDE / 2, center + 5, term, anchor="middle", bold=True))
         made.draw(arrow(TERM + WIDE, center, SUM - 4, middle, FORWARD, 1.6))
         outside = LANES.top(0) - 8 if rank == 0 else LANES.bottom(1) + 16
@@ -39,7 +40,4 @@ def movie() -> Movie:
 
 def _shared(x: float, width: float, said: str) -> str:
     """A box for a tensor that is the same on both ranks."""
-    y = LANES.between() - TALL / 2
-    return box(x, y, width, TALL, NOBODY, INK, 1.2) + text(
-        x + width / 2, LANES.between() + 5, said, anchor="middle", bold=True
-    )
+    return card(x, LANES.between() - TALL / 2, width, TALL, said, NOBODY, INK, 1.2, bold=True)

@@ -7,28 +7,15 @@ norm is an RMSNorm, because a LayerNorm of two features returns the same two val
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from pictures.moving.animation import (
-    BACKWARD,
-    FORWARD,
-    SECONDS,
-    SMALL,
-    WIDTH,
-    Lanes,
-    Movie,
-    box,
-    line,
-    number,
-    rank_tint,
-    text,
-)  # fmt: skip
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, line, number, rank_tint, text
+from pictures.moving.animation import SECONDS, WIDTH, Lanes, Movie
 from tplab import device, launch, record
 from tplab.gpt import ParallelTransformerLayer
 from tplab.tensor import region
-from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, rank_color
+from tplab.viz.colors import FAINT, GOLD, NOBODY, rank_color
 
 BLOCKS = ("attention", "mlp")
 RANKS = (0, 1)
@@ -40,6 +27,17 @@ X, Z = 12, WIDTH - 12 - TILE  # where the stream's tile starts and ends
 LEFT = {"attention": 96, "mlp": 396}  # where each block begins: its norm
 NORM, F_BAR, BLOCK, G_BAR, BIAS = 0, 64, 92, 180, 210  # from there on
 AFTER = 254  # where a block's output enters the stream
+TOLD = (
+    (0.0, 0.6, "The stream, the same on both ranks."),
+    (0.7, 1.6, "A copy of it goes through the norm and f, without a message."),
+    (2.0, 2.65, "Each rank has a partial sum, and g adds the two."),
+    (2.8, 3.55, "The bias is added once, and the sum goes back into the stream."),
+    (3.6, 5.55, "The MLP does the same."),
+    (6.4, 7.15, "Backward, the gradient goes straight through g."),
+    (7.6, 8.25, "Each rank has a partial gradient, and f adds the two."),
+    (8.8, 10.15, "The attention does the same."),
+    (10.6, SECONDS, "Gold: a full gradient on every rank, without any message."),
+)
 
 
 def run() -> dict:
@@ -72,7 +70,7 @@ def run() -> dict:
     assert x.grad is not None
     params = {name: param.grad for name, param in layer.named_parameters() if not hasattr(param, "tensor_parallel")}
     return {
-        "rank": dist.get_rank(), "x": numbers(x), "z": numbers(out), "dx": numbers(x.grad),
+        "x": numbers(x), "z": numbers(out), "dx": numbers(x.grad),
         "y": numbers(seen["stream"][1]), "dy": numbers(seen["dy"][0]), "messages": [len(forward), len(backward)],
         **{name: [numbers(each) for each in seen[name]] for name in ("normed", "term", "sum", "gradient")},
         "replicated": {name: numbers(grad) for name, grad in params.items() if grad is not None},
@@ -103,7 +101,7 @@ def movie() -> Movie:
         _forward(made, rank, seen)
         _backward(made, rank, seen)
     made.count_messages((0.0, 2.4, 5.3, 8.1, 10.0))
-    _tell(made)
+    made.tell(TOLD, 22, top=LANES.first - 26)
     return made
 
 
@@ -120,13 +118,11 @@ def _lane(made: Movie, rank: int) -> None:
     made.lane(rank, LANES, strength=0.1)
     made.draw(box(12, y + PIPE - 18, WIDTH - 24, 36, "#D9D9D9", FAINT, 1, radius=8))
     for block, said in zip(BLOCKS, ("attention", "MLP"), strict=True):
-        left = LEFT[block]
-        made.draw(box(left + NORM, y + 26, 50, 78, NOBODY, INK, 1.5))
-        made.draw(text(left + NORM + 25, y + 20, "norm", size=SMALL, anchor="middle"))
-        made.draw(box(left + BLOCK, y + 26, 80, 78, rank_tint(rank, 0.35), rank_color(rank), 2))
-        made.draw(text(left + BLOCK + 40, y + 20, said, size=SMALL, anchor="middle"))
-        made.draw(box(left + BIAS, y + 26, 34, 40, NOBODY, INK, 1.5))
-        made.draw(text(left + BIAS + 17, y + 20, "+ b", size=SMALL, anchor="middle"))
+        left, shard = LEFT[block], (rank_tint(rank, 0.35), rank_color(rank), 2)
+        parts = ((NORM, 50, 78, "norm", NOBODY), (BLOCK, 80, 78, said, *shard), (BIAS, 34, 40, "+ b", NOBODY))
+        for place, width, height, name, *look in parts:
+            made.draw(box(left + place, y + 26, width, height, *look))
+            made.draw(text(left + place + width / 2, y + 20, name, size=SMALL, anchor="middle"))
         made.draw(line(left + 25, y + PIPE - 18, left + 25, y + 104, FAINT))
         made.draw(line(left + BIAS + 17, y + 66, left + BIAS + 17, y + PIPE - 18, FAINT))
 
@@ -154,7 +150,7 @@ def _forward(made: Movie, rank: int, seen: dict) -> None:
         normed = made.piece(_tile(seen["normed"][index], FORWARD, NOBODY), left - 12, row).show(start + 0.6)
         normed.move(start + 0.8, start + 1.2, left + BLOCK + 3).hide(start + 1.2)
         term = _tile(seen["term"][index], FORWARD, rank_tint(rank, 0.3), dashed=True)
-        made.piece(term, left + BLOCK + 3, row).show(start + 1.3).hide(start + 2.0)
+        made.travel(term, row, left + BLOCK + 3, start + 1.3, until=start + 2.0)
         total = made.piece(_tile(seen["sum"][index], FORWARD, NOBODY), left + G_BAR - 8, row).show(start + 2.0)
         total.move(start + 2.1, start + 2.5, left + BIAS + 17 - TILE / 2, pipe).hide(start + 2.5)
     made.travel(_tile(seen["z"], FORWARD, "#FFFFFF"), pipe, LEFT["mlp"] + AFTER - TILE / 2, 6.1, Z, 6.5, 6.7)
@@ -178,18 +174,3 @@ def _backward(made: Movie, rank: int, seen: dict) -> None:
         glow = box(left + NORM, y + 26, 50, 78, "none", GOLD, 4) + box(left + BIAS, y + 26, 34, 40, "none", GOLD, 4)
         made.piece(glow).show(start + 1.5)
     made.piece(_tile(seen["dx"], BACKWARD, "#FFFFFF"), LEFT["attention"] - 12, y + PIPE).show(10.4).move(10.7, 11.0, X)
-
-
-def _tell(made: Movie) -> None:
-    told = [
-        (0.0, 0.6, "The stream, the same on both ranks."),
-        (0.7, 1.6, "A copy of it goes through the norm and f, without a message."),
-        (2.0, 2.65, "Each rank has a partial sum, and g adds the two."),
-        (2.8, 3.55, "The bias is added once, and the sum goes back into the stream."),
-        (3.6, 5.55, "The MLP does the same."),
-        (6.4, 7.15, "Backward, the gradient goes straight through g."),
-        (7.6, 8.25, "Each rank has a partial gradient, and f adds the two."),
-        (8.8, 10.15, "The attention does the same."),
-        (10.6, SECONDS, "Gold: a full gradient on every rank, without any message."),
-    ]
-    made.tell(told, 22, top=LANES.first - 26)

@@ -7,12 +7,13 @@ the shelves follow from that.
 from collections.abc import Callable
 from typing import Any
 
-from pictures.moving.animation import BACKWARD, FORWARD, SECONDS, SMALL, WIDTH, Movie, box, text
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, card, text
+from pictures.moving.animation import SECONDS, WIDTH, Movie
 from tplab import device, launch
 from tplab.pipeline import Channels, Pipeline, Schedule, schedules
 from tplab.pipeline.examples import in_units, timed
 from tplab.pipeline.schedule_order import Span
-from tplab.viz.colors import FAINT
+from tplab.viz.colors import FAINT, INK
 
 P, M = 4, 6
 UNIT = 0.05  # seconds of a forward pass in the real runs
@@ -45,20 +46,11 @@ def movie() -> Movie:
     plans = {"GPipe": schedules.gpipe(P, M), "1F1B": schedules.one_f_one_b(P, M)}
     runs = {name: in_units(launch(run, P, args=(plan,)), UNIT) for name, plan in plans.items()}
     took = {name: max(span.end for row in spans for span in row) for name, spans in runs.items()}
-    full = {name: [_most(row) for row in spans] for name, spans in runs.items()}
     made = Movie(HEIGHT, "GPipe and 1F1B on four machines")
     for place, (name, spans) in enumerate(runs.items()):
-        _panel(made, TOP + place * PANEL, name, spans, full[name])
+        _panel(made, TOP + place * PANEL, name, spans)
     _tell(made, took)
     return made
-
-
-def _most(row: list[Span]) -> int:
-    most = count = 0
-    for span in row:
-        count += 1 if span.action.kind == "F" else -1
-        most = max(most, count)
-    return most
 
 
 def _time(units: float) -> float:
@@ -69,27 +61,24 @@ def _x(rank: int) -> float:
     return LEFT + PITCH * rank
 
 
-def _panel(made: Movie, top: float, name: str, spans: Spans, full: list[int]) -> None:
+def _panel(made: Movie, top: float, name: str, spans: Spans) -> None:
     made.draw(text(12, top + FLOOR + 5, name, bold=True))
     for rank, row in enumerate(spans):
-        _machine(made, top, rank)
-        _shelf(made, top, rank, row, full[rank])
+        x, y = _x(rank), top + FLOOR - 18
+        made.draw(box(x, y, MACHINE, 36, "#F4F4F4", FAINT, 2, dashed=True))
+        made.draw(text(x + MACHINE - 8, y + 23, f"{rank}", size=SMALL, anchor="end", color=FAINT, bold=True))
+        _shelf(made, top, rank, row)
     for k in range(M):
         _parcel(made, top, k, spans, "F")
         _parcel(made, top, k, spans, "B")
 
 
-def _machine(made: Movie, top: float, rank: int) -> None:
-    x, y = _x(rank), top + FLOOR - 18
-    made.draw(box(x, y, MACHINE, 36, "#F4F4F4", FAINT, 2, dashed=True))
-    made.draw(text(x + MACHINE - 8, y + 23, f"{rank}", size=SMALL, anchor="end", color=FAINT, bold=True))
-
-
-def _shelf(made: Movie, top: float, rank: int, row: list[Span], full: int) -> None:
+def _shelf(made: Movie, top: float, rank: int, row: list[Span]) -> None:
     """Draw the shelf, with a copy of each parcel from its F to its B, in the lowest free place."""
     x, y = _x(rank), top + SHELF_Y
     made.draw(box(x + 13, y - SLOT * M - 3, MACHINE - 26, SLOT * M + 4, "none", FAINT, 1))
     taken: dict[int, int] = {}
+    full = 0
     for span in row:
         k = span.action.micro_batch
         if span.action.kind == "B":
@@ -99,6 +88,7 @@ def _shelf(made: Movie, top: float, rank: int, row: list[Span], full: int) -> No
         end = next(s.end for s in row if s.action.kind == "B" and s.action.micro_batch == k)
         copy = box(0, -SLOT, MACHINE - 36, SLOT - 2, "#EAEAEA", FORWARD, 1, radius=2)
         copy += text(MACHINE / 2 - 18, -5, f"{k}", size=SMALL, anchor="middle")
+        full = max(full, len(taken))
         made.piece(copy, x + 18, y - SLOT * slot).fade(_time(span.start), 1, 0.1).fade(_time(end), 0, 0.1)
     said = text(x + MACHINE / 2, y + 20, f"at most {full}", size=SMALL, anchor="middle", bold=True)
     made.piece(said).show(SECONDS - 1)
@@ -108,8 +98,8 @@ def _parcel(made: Movie, top: float, k: int, spans: Spans, kind: str) -> None:
     """Draw a parcel that moves into each machine when its work starts, and to the next one when it's done."""
     ranks = range(P) if kind == "F" else range(P - 1, -1, -1)
     color, step = (FORWARD, 1) if kind == "F" else (BACKWARD, -1)
-    body = box(0, -PARCEL / 2, PARCEL, PARCEL, color, stroke=0, radius=3)
-    body += text(PARCEL / 2, 5, f"{k}", size=SMALL, color="#FFFFFF", anchor="middle", bold=True)
+    look = color, INK, 0, 3
+    body = card(0, -PARCEL / 2, PARCEL, PARCEL, f"{k}", *look, size=SMALL, color="#FFFFFF", bold=True)
     steps = {rank: next(s for s in spans[rank] if (s.action.kind, s.action.micro_batch) == (kind, k)) for rank in ranks}
     y, inside = top + FLOOR, 20.0
     first = steps[ranks[0]]

@@ -4,11 +4,14 @@ Which chunk each rank sends in which step, the bytes, and the tokens that a rank
 of chapter 01 on four real ranks.
 """
 
+from itertools import accumulate
+
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pictures.moving.animation import SECONDS, SMALL, WIDTH, Lanes, Movie, arrow, box, text
+from pictures.drawing import SMALL, arrow, box, card, text
+from pictures.moving.animation import SECONDS, Lanes, Movie
 from tplab import device, launch, record
 from tplab.collectives.by_hand import all_gather_steps, reduce_scatter_steps
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color
@@ -25,6 +28,15 @@ HALVES = (1.0, 7.2)  # when the steps of the two halves begin
 STEP, MOVE = 0.75, 0.55
 FINISHED, BREAK, UP_TIME, END = 3.3, 3.9, 9.6, 10.4
 STAMPED = (4.5, 5.1, 5.7, 6.3)
+TOLD = (
+    (0.0, 0.9, "Each rank has one term of every token. A cell's colors show whose terms it contains."),
+    (1.0, 2.4, "Reduce-scatter: each rank passes a sum on to the next rank, which adds its own term."),
+    (3.3, 3.8, "After three steps, each token is complete on exactly one rank."),
+    (3.9, 6.5, "Break! Each rank applies bias, dropout, residual, and norm to its own token only."),
+    (6.6, 7.1, "So each rank saves one token for the backward pass instead of four."),
+    (7.2, 8.6, "All-gather: each rank passes a complete token on to the next rank."),
+    (9.6, SECONDS, "Now every rank has all the tokens for the next matmul."),
+)
 
 
 def run(take_a_break: bool) -> dict:
@@ -44,9 +56,7 @@ def run(take_a_break: bool) -> dict:
     return {
         "out": out,
         "normalized": normalized,
-        "chunks": [
-            [index for index, _ in half] for half in (summed, gathered)
-        ],  # had before the first step, and after each
+        "chunks": [[index for index, _ in half] for half in (summed, gathered)],  # at first, and after each step
         "sent": [sum(call.bytes for call in half if call.kind == "send") for half in (first, second)],
     }
 
@@ -60,11 +70,19 @@ def movie() -> Movie:
     kept, full = ranks[0]["normalized"], without[0]["normalized"]
     made = Movie(HEIGHT, "An all-reduce that takes a break")
     for rank in RANKS:
-        _lane(made, rank)
+        made.lane(rank, LANES, label=(18, LANES.height / 2 + 5))
+        up = card(UP, -24, 54, 48, "up", "#FFFFFF", rank_color(rank), 2, bold=True)
+        made.piece(up, 0, _middle(rank)).fade(0, 0.35).fade(UP_TIME, 1)
     _reduce_scatter(made, [rank["chunks"][0] for rank in ranks])
     _break(made, kept, full)
     _all_gather(made, [rank["chunks"][1] for rank in ranks])
-    _tell(made, sent, total, full)
+    made.tell(TOLD, 22, top=LANES.first - 26)
+    times = [0.0] + [start + step * STEP + MOVE for start in HALVES for step in range(P - 1)]
+    counts = accumulate([0] + [size // (P - 1) for size in sent for _ in range(P - 1)])
+    told = [(time, f"sent by each rank: {count:,} bytes") for time, count in zip(times, counts, strict=True)]
+    made.captions(18, LANES.top(P) + 18, told, bold=True)
+    same = f"without a break: {total:,} bytes, and {full} tokens to save"
+    made.piece(text(made.width - 12, LANES.top(P) + 18, same, color=FAINT, anchor="end", bold=True)).show(END)
     return made
 
 
@@ -78,23 +96,14 @@ def _left(token: int) -> float:
 
 def _cell(ranks: frozenset[int], edge: str = INK) -> str:
     """Draw a token's sum over some of the ranks, a stripe for each. Its left end is at x = 0, its middle at y = 0."""
-    stripes = [
-        box(rank * CELL / P, -CELL_HEIGHT / 2, CELL / P, CELL_HEIGHT, rank_color(rank), stroke=0, radius=0)
-        for rank in sorted(ranks)
-    ]
-    around = box(0, -CELL_HEIGHT / 2, CELL, CELL_HEIGHT, "none", edge, 1.5, radius=0)
-    return box(0, -CELL_HEIGHT / 2, CELL, CELL_HEIGHT, stroke=0, radius=0) + "".join(stripes) + around
+    top, wide = -CELL_HEIGHT / 2, CELL / P
+    stripes = [box(rank * wide, top, wide, CELL_HEIGHT, rank_color(rank), INK, 0, 0) for rank in sorted(ranks)]
+    around = box(0, top, CELL, CELL_HEIGHT, "none", edge, 1.5, 0)
+    return box(0, top, CELL, CELL_HEIGHT, stroke=0, radius=0) + "".join(stripes) + around
 
 
 def _done(token: int) -> str:
-    filled = box(0, -CELL_HEIGHT / 2, CELL, CELL_HEIGHT, GOLD, INK, 1.5, radius=0)
-    return filled + text(CELL / 2, 5, f"token {token}", size=SMALL, anchor="middle", bold=True)
-
-
-def _lane(made: Movie, rank: int) -> None:
-    made.lane(rank, LANES, label=(18, LANES.height / 2 + 5))
-    up = box(UP, -24, 54, 48, "#FFFFFF", rank_color(rank), 2) + text(UP + 27, 5, "up", anchor="middle", bold=True)
-    made.piece(up, 0, _middle(rank)).fade(0, 0.35).fade(UP_TIME, 1)
+    return card(0, -CELL_HEIGHT / 2, CELL, CELL_HEIGHT, f"token {token}", GOLD, INK, 1.5, 0, size=SMALL, bold=True)
 
 
 def _reduce_scatter(made: Movie, chunks: list[list[int]]) -> None:
@@ -130,8 +139,7 @@ def _break(made: Movie, kept: int, full: int) -> None:
     for rank in RANKS:
         for number, (name, time) in enumerate(zip(("bias", "dropout", "+ x", "norm"), STAMPED, strict=True)):
             at = number % 2 * 70, number // 2 * 26 - 26
-            stamp = box(*at, 66, 22, "#FFFFFF", GOLD, 2, radius=3)
-            stamp += text(at[0] + 33, at[1] + 16, name, size=SMALL, anchor="middle", bold=True)
+            stamp = card(*at, 66, 22, name, "#FFFFFF", GOLD, 2, 3, size=SMALL, bold=True)
             made.piece(stamp, STAMPS, _middle(rank)).show(time)
         for square in range(full):
             drawn = box(0, -SQUARE / 2, SQUARE, SQUARE, rank_color(rank), INK, 1, radius=0)
@@ -152,25 +160,3 @@ def _all_gather(made: Movie, chunks: list[list[int]]) -> None:
     for rank in RANKS:
         there = arrow(SAVED + 4 * (SQUARE + 4) + 4, _middle(rank), UP - 6, _middle(rank), GOLD, 3, 7)
         made.piece(there).show(UP_TIME)
-
-
-def _tell(made: Movie, sent: list[int], total: int, full: int) -> None:
-    told = [
-        (0.0, 0.9, "Each rank has one term of every token. A cell's colors show whose terms it contains."),
-        (1.0, 2.4, "Reduce-scatter: each rank passes a sum on to the next rank, which adds its own term."),
-        (3.3, 3.8, "After three steps, each token is complete on exactly one rank."),
-        (3.9, 6.5, "Break! Each rank applies bias, dropout, residual, and norm to its own token only."),
-        (6.6, 7.1, "So each rank saves one token for the backward pass instead of four."),
-        (7.2, 8.6, "All-gather: each rank passes a complete token on to the next rank."),
-        (9.6, SECONDS, "Now every rank has all the tokens for the next matmul."),
-    ]
-    made.tell(told, 22, top=LANES.first - 26)
-    bottom = LANES.top(P)
-    counts = [(0.0, 0)]
-    for half, start in enumerate(HALVES):
-        counts += [
-            (start + step * STEP + MOVE, sum(sent[:half]) + sent[half] * (step + 1) // (P - 1)) for step in range(P - 1)
-        ]
-    made.captions(18, bottom + 18, [(time, f"sent by each rank: {count:,} bytes") for time, count in counts], bold=True)
-    same = f"without a break: {total:,} bytes, and {full} tokens to save"
-    made.piece(text(WIDTH - 12, bottom + 18, same, color=FAINT, anchor="end", bold=True)).show(END)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, FORWARD, SMALL, Movie, box, line, rank_tint, text
+from pictures.drawing import BACKWARD, FORWARD, SMALL, box, line, rank_tint, text
+from pictures.moving.animation import Movie
 from tplab import device, launch, record
 from tplab.common import units
 from tplab.gpt.model import ParallelGPT

@@ -11,7 +11,8 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, SECONDS, SMALL, Movie, box, line, rank_tint, text
+from pictures.drawing import BACKWARD, SMALL, box, card, line, rank_tint, text
+from pictures.moving.animation import SECONDS, Movie
 from tplab import device, launch, record
 from tplab.collectives import gather, record_ring, reduce_scatter_steps, ring_all_gather, scatter
 from tplab.collectives.ring_run import Message
@@ -72,9 +73,7 @@ def _place(rank: int, chunk: int) -> tuple[float, float]:
 def _slot(ranks: frozenset[int]) -> str:
     """Draw a chunk: a stripe for each rank in the sum, and a gold frame around the complete sum."""
     high = SLOT_HEIGHT / P
-    stripes = [
-        box(0, rank * high, SLOT_WIDTH, high, rank_tint(rank, 0.75), stroke=0, radius=0) for rank in sorted(ranks)
-    ]
+    stripes = [box(0, rank * high, SLOT_WIDTH, high, rank_tint(rank, 0.75), INK, 0, 0) for rank in sorted(ranks)]
     edge, stroke = (GOLD, 5) if len(ranks) == P else (INK, 1)
     paper = box(0, 0, SLOT_WIDTH, SLOT_HEIGHT, "#FFFFFF", stroke=0, radius=0)
     return paper + "".join(stripes) + box(0, 0, SLOT_WIDTH, SLOT_HEIGHT, "none", edge, stroke, radius=2)
@@ -85,22 +84,18 @@ def _ring(made: Movie, steps: Sequence[Sequence[Message]]) -> None:
     made.draw(f'<ellipse cx="{x}" cy="{y}" rx="{ACROSS}" ry="{DOWN}" fill="none" stroke="#C4C4C4" stroke-width="2"/>')
     for rank in range(P):
         left, top = _place(rank, 0)
-        made.draw(
-            box(left - 5, top - 5, 4 * SLOT_WIDTH + 3 * GAP + 10, SLOT_HEIGHT + 10, "#FFFFFF", rank_color(rank), 2)
-        )
+        around = left - 5, top - 5, P * SLOT_WIDTH + (P - 1) * GAP + 10, SLOT_HEIGHT + 10
+        made.draw(box(*around, "#FFFFFF", rank_color(rank), 2))
         below = top - 13 if rank == 0 else top + SLOT_HEIGHT + 22
         made.draw(text(left + (72, 116, 72, 28)[rank], below, f"rank {rank}", size=SMALL, anchor="middle", bold=True))
         # the link to the right-hand neighbor, with its direction and how much it has carried
         across, down = ((1, -1), (1, 1), (-1, 1), (-1, -1))[rank]
         at_x, at_y = x + across * ACROSS * 0.707, y + down * DOWN * 0.707
-        turn = (41, 139, 221, 319)[rank]
-        made.draw(
-            f'<path d="M8,0L-6,-7V7z" fill="{FAINT}" transform="translate({at_x:.0f},{at_y:.0f}) rotate({turn})"/>'
-        )
+        turned = f"translate({at_x:.0f},{at_y:.0f}) rotate({(41, 139, 221, 319)[rank]})"
+        made.draw(f'<path d="M8,0L-6,-7V7z" fill="{FAINT}" transform="{turned}"/>')
         carried = accumulate(step[rank].bytes for step in steps)
-        counts = [(_begin(step) + 0.8, f"{size:,} bytes") for step, size in enumerate(carried, 1)]
+        counts = [(0.01, "0 bytes")] + [(_begin(step) + 0.8, f"{size:,} bytes") for step, size in enumerate(carried, 1)]
         anchor = "start" if across > 0 else "end"
-        counts = [(0.01, "0 bytes"), *counts]
         made.captions(at_x + across * 16, at_y + (2 if down < 0 else 12), counts, size=SMALL, anchor=anchor, bold=True)
 
 
@@ -132,26 +127,22 @@ def _star(made: Movie, star: list[tuple[int, int]]) -> None:
     x, y = HUB
     begin = _begin(2 * P - 1) + 0.1
     places = [(x, y + 110), (x - 88, y - 84), (x, y - 108), (x + 88, y - 84)]
-    drawn = [line(x, y, *places[0], FAINT, 12)]
-    drawn += [line(x, y, *place, FAINT, 4) for place in places[1:]]
+    drawn = [line(x, y, *place, FAINT, stroke) for place, stroke in zip(places, (12, 4, 4, 4), strict=True)]
     drawn.append(f'<circle cx="{x}" cy="{y}" r="9" fill="{INK}"/>')
     drawn.append(text(x, y - 158, "A star: rank 0 sums everything", size=SMALL, anchor="middle", bold=True))
     nodes = []
     for rank, (at_x, at_y) in enumerate(places):
-        nodes.append(box(at_x - 32, at_y - 15, 64, 30, rank_tint(rank), rank_color(rank), 2))
-        nodes.append(text(at_x, at_y + 5, f"rank {rank}", size=SMALL, anchor="middle", bold=True))
+        look = rank_tint(rank), rank_color(rank), 2
+        nodes.append(card(at_x - 32, at_y - 15, 64, 30, f"rank {rank}", *look, size=SMALL, bold=True))
     for rank, at_x, at_y, anchor in ((1, x - 58, y - 36, "end"), (3, x + 58, y - 36, "start")):
         for at, bytes_, way in ((0, star[rank][1], "out"), (16, star[rank][0], "in")):
             drawn.append(text(at_x, at_y + at, f"{bytes_:,} {way}", size=SMALL, anchor=anchor))
     made.piece("".join(drawn)).show(begin)
-    red = line(x, y + 9, *places[0], GLOW, 14)
     halo = f'<path d="M{x},{y + 9}V{places[0][1]}" stroke="{GLOW}" stroke-width="34" stroke-linecap="round"/>'
     glowing = made.piece(halo)
-    for pulse in range(3):
-        glowing.fade(begin + 0.6 + 0.6 * pulse, 0.45, 0.3)
-        if pulse < 2:
-            glowing.fade(begin + 0.9 + 0.6 * pulse, 0.1, 0.3)
-    made.piece(red).show(begin + 0.6)
+    for pulse, opacity in enumerate((0.45, 0.1, 0.45, 0.1, 0.45)):
+        glowing.fade(begin + 0.6 + 0.3 * pulse, opacity, 0.3)
+    made.piece(line(x, y + 9, *places[0], GLOW, 14)).show(begin + 0.6)
     made.piece("".join(nodes)).show(begin)
     for at, bytes_, way in ((50, star[0][0], "in"), (68, star[0][1], "out")):
         label = text(x + 21, y + at, f"{bytes_:,} bytes {way}", size=SMALL, color=GLOW, bold=True)
@@ -165,10 +156,7 @@ def _tell(made: Movie, link: float, tensor: int, star: float) -> None:
         (0.01, f"Each rank has its own tensor of {tensor:,} bytes, in {P} chunks. Every rank wants the sum."),
         (START - 0.1, "Each rank sends one chunk to its right-hand neighbor, which adds its own values."),
         (_begin(P) - 0.25, "Now each rank has one finished chunk, in gold. The finished chunks are passed on."),
-        (
-            end,
-            f"Each link carried {link:g} times the tensor. The red link: {star:g} times in and {star:g} times out.",
-        ),
+        (end, f"Each link carried {link:g} times the tensor. The red link: {star:g} times in and {star:g} times out."),
     ]
     made.captions(10, 28, told, bold=True)
     x, y = CENTER
@@ -180,10 +168,6 @@ def _tell(made: Movie, link: float, tensor: int, star: float) -> None:
     made.captions(x, y + 20, phases, size=SMALL, color=FAINT, anchor="middle")
     made.frame(START - 0.2, told[0][1], top=40)
     for step in range(1, last + 1):
-        on_its_way = f"Step {step} of {last}: " + (
-            "each chunk is added to the next rank's chunk."
-            if step < P
-            else "each finished chunk is copied to the next rank."
-        )
-        made.frame(_begin(step) + 1.0, on_its_way, top=40)
+        done = "chunk is added to the next rank's chunk" if step < P else "finished chunk is copied to the next rank"
+        made.frame(_begin(step) + 1.0, f"Step {step} of {last}: each {done}.", top=40)
     made.frame(SECONDS, told[-1][1], top=40)

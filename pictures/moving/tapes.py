@@ -5,14 +5,14 @@ with that of chapter 09.
 """
 
 import torch
-import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from pictures.moving.animation import BACKWARD, INK, SECONDS, SMALL, Lanes, Movie, box, text
+from pictures.drawing import BACKWARD, SMALL, box, placed, text
+from pictures.moving.animation import SECONDS, Lanes, Movie
 from tplab import device, launch
 from tplab.tensor.rng import checkpoint, seed_all
-from tplab.viz.colors import GOLD, rank_color
+from tplab.viz.colors import GOLD, INK, rank_color
 
 PIECE, PIECES = 4, 4  # elements of a mask, and masks that a tape shows
 STREAMS = ("torch's own", "replicated", "sharded")
@@ -24,6 +24,15 @@ TAPE, FIRST, SECOND, AGAIN = 122, 452, 552, 660  # the left ends of a tape and o
 LANES, ROW = Lanes(78, 142, 12), 40  # ROW: from one tape to the next
 HEIGHT = LANES.bottom(1) + 8
 GRAY = "#8A8A8A"
+TOLD = (
+    (0.0, 1.1, "The gray random numbers are the same on both ranks. The colored ones aren't."),
+    (1.2, 2.5, "Dropout inside the MLP draws from “sharded”, so each rank drops its own elements."),
+    (2.6, 3.9, "Dropout after g draws from “replicated”, so both ranks drop the same elements."),
+    (4.0, 4.9, "Rank 0 draws an extra number. Only torch's default generator advances."),
+    (5.0, 7.1, "In step 2, both streams continue where they stopped. (We'll need the flags later.)"),
+    (7.2, 8.9, "Torch's checkpointing recomputes step 2 with new random numbers, so the masks are wrong!"),
+    (9.1, SECONDS, "Yours returns to the flags first, so the recomputation drops the same elements."),
+)
 
 
 def run() -> dict:
@@ -56,7 +65,7 @@ def run() -> dict:
             tapes[name] = [mask() for _ in range(PIECES)]
     torchs = twice(lambda function, x: torch_checkpoint(function, x, use_reentrant=False))
     ours = twice(lambda function, x: checkpoint(function, x, tracker=tracker))
-    return {"rank": dist.get_rank(), "tapes": tapes, "torch's": torchs, "ours": ours}
+    return {"tapes": tapes, "torch's": torchs, "ours": ours}
 
 
 def movie() -> Movie:
@@ -66,7 +75,7 @@ def movie() -> Movie:
         made.draw(text(left + PIECE * CELL / 2, LANES.first - 12, name, size=SMALL, anchor="middle", bold=True))
     for rank in RANKS:
         _lane(made, rank, ranks[rank])
-    _tell(made)
+    made.tell(TOLD, 24, top=LANES.first - 30)
     return made
 
 
@@ -87,7 +96,7 @@ def _lane(made: Movie, rank: int, seen: dict) -> None:
         color = rank_color(rank) if name == "sharded" else GRAY
         made.draw(text(TAPE - 8, y + 14, name, size=SMALL, anchor="end"))
         for number, piece in enumerate(seen["tapes"][name]):
-            made.draw(f'<g transform="translate({TAPE + number * PIECE * CELL},{y})">{_cells(piece, color)}</g>')
+            made.draw(placed(_cells(piece, color), TAPE + number * PIECE * CELL, y))
         _head(made, rank, name, y)
     for row, name, start in ((2, "sharded", 1.2), (1, "replicated", 2.6)):
         y = top + 28 + row * ROW
@@ -121,20 +130,6 @@ def _head(made: Movie, rank: int, name: str, y: float) -> None:
 
 def _stamp(made: Movie, mask, color: str, y: float, piece: int, to: float, at: float, marked=None, mark: str = INK):
     """Copy a piece of a tape to its place among the masks."""
-    made.piece(_cells(mask, color), TAPE + piece * PIECE * CELL, y).fade(at, 1, 0.05).move(
-        at + 0.1, at + 0.9, to, y
-    ).fade(at + 0.95, 0, 0.05)
+    copy = made.piece(_cells(mask, color), TAPE + piece * PIECE * CELL, y).fade(at, 1, 0.05)
+    copy.move(at + 0.1, at + 0.9, to).fade(at + 0.95, 0, 0.05)
     return made.piece(_cells(mask, color, marked, mark), to, y).fade(at + 0.9, 1, 0.05)
-
-
-def _tell(made: Movie) -> None:
-    told = [
-        (0.0, 1.1, "The gray random numbers are the same on both ranks. The colored ones aren't."),
-        (1.2, 2.5, "Dropout inside the MLP draws from “sharded”, so each rank drops its own elements."),
-        (2.6, 3.9, "Dropout after g draws from “replicated”, so both ranks drop the same elements."),
-        (4.0, 4.9, "Rank 0 draws an extra number. Only torch's default generator advances."),
-        (5.0, 7.1, "In step 2, both streams continue where they stopped. (We'll need the flags later.)"),
-        (7.2, 8.9, "Torch's checkpointing recomputes step 2 with new random numbers, so the masks are wrong!"),
-        (9.1, SECONDS, "Yours returns to the flags first, so the recomputation drops the same elements."),
-    ]
-    made.tell(told, 24, top=LANES.first - 30)

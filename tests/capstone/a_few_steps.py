@@ -5,15 +5,13 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from tests.capstone import small
 from tests.reference import random
-from tplab.capstone import Settings
 from tplab.capstone.training.build_model import build_model, training_step
 from tplab.data.grid import mesh
 
-SMALL = Settings(
-    vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, seq_length=8, precision="float64", batch_size=4,
-    micro_batch_size=4, async_grad_allreduce=False,
-)  # fmt: skip  # 300 rows are padded for every number of ranks
+# 300 rows of the embedding are padded for every number of ranks
+SMALL = replace(small.SMALL, seq_length=8, batch_size=4, micro_batch_size=4, async_grad_allreduce=False)
 
 
 def variant(**changes):

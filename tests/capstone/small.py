@@ -20,6 +20,11 @@ SMALL = Settings(
     evaluate_every=0, evaluation_batches=1, sample_tokens=0, save_every=0, plan=False,
 )  # fmt: skip
 
+ONE_RANK = {  # variables of the environment, as torchrun sets them
+    "TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo",
+}  # fmt: skip
+
 
 def write_text(folder: Path) -> Path:
     """Some files of made-up code, always the same."""

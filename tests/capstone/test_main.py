@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.capstone.small import SMALL, write_text
+from tests.capstone.small import ONE_RANK, SMALL, write_text
 from tplab.capstone.__main__ import main
 from tplab.capstone.command import settings_from
 from tplab.capstone.settings.io import PRESETS
@@ -102,10 +102,8 @@ def test_a_study_that_is_asked_to_stop_measures_nothing_and_trains_no_further(fl
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_fails_says_where_and_ends_at_once(flags):
     """The last --learning-rate counts. One rank, started as torchrun starts it."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    rank = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", **address}
     wild = [*flags, "--tp", "1", "--learning-rate", "1e30", "--max-norm", "0"]
-    run = subprocess.run([*COMMAND, *wild], env=ENVIRONMENT | rank, capture_output=True, text=True, timeout=240)
+    run = subprocess.run([*COMMAND, *wild], env=ENVIRONMENT | ONE_RANK, capture_output=True, text=True, timeout=240)
     assert run.returncode == 1
     assert "FloatingPointError: the loss of step" in run.stderr
     assert "in _diverged" in run.stderr
@@ -119,8 +117,7 @@ def test_a_run_in_a_folder_goes_on_with_its_own_settings(tmp_path):
     assert (again.learning_rate, again.steps, again.stop_after, again.keep) == (0.5, 7, None, 5)
 
 
-TOO_MANY = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "16"}
-ON_A_SECOND_MACHINE = {**TOO_MANY, "RANK": "11"}
+TOO_MANY = {"TORCHELASTIC_RUN_ID": "none", "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "0"}
 
 
 @pytest.mark.parametrize(
@@ -129,9 +126,9 @@ ON_A_SECOND_MACHINE = {**TOO_MANY, "RANK": "11"}
         (["--preset", "laptop", "--tp", "3"], {}, ".*can't be divided over 3 ranks"),
         (["report", "nowhere"], {}, ".*nowhere"),
         (["--preset", "h100x8", "--folder", "nowhere"], TOO_MANY, r".*= 8 ranks, but 16 were started\."),
-        (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "0"},
+        (["--config", "nowhere.yaml"], TOO_MANY,
          rf" \(on {socket.gethostname()}\): there's no file with settings at nowhere.yaml"),
-        (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "3"}, None),
+        (["--config", "nowhere.yaml"], {**TOO_MANY, "LOCAL_RANK": "3"}, None),
         (["--config", "nowhere.yaml"], {"RANK": "3", "LOCAL_RANK": "3"}, ".*nowhere.yaml"),  # not by torchrun
     ],
 )  # fmt: skip

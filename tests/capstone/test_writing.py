@@ -5,26 +5,24 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tests.capstone.small import small, write_text
+from tests.capstone.small import ONE_RANK, small, write_text
 from tplab import launch
-from tplab.capstone import writing
 from tplab.capstone.__main__ import main
 from tplab.capstone.checkpoints.writer import Checkpoints
-from tplab.capstone.data.prepare import TokenFiles, prepare
+from tplab.capstone.data.prepare import prepare
 from tplab.capstone.data.tokenizer import END
 from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training import step
+from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.model import ParallelGPT
 from tplab.plain import GPT
 
@@ -74,52 +72,36 @@ def plain(settings: Settings, prompt: str, end: int, vocab_size: int) -> list[in
     return new
 
 
-@dataclass(frozen=True)
-class Case:
-    """Greedy text after a prompt, as if the tokenizer had `vocab_size` tokens, and `end` ended a text."""
-
-    prompt: str
-    end: int
-    vocab_size: int
-
-
 @pytest.fixture(scope="module")
-def cases(settings: Settings) -> dict[str, Case]:
-    vocab_size = prepare(settings).vocab_size
-    early = plain(settings, PROMPT, END, vocab_size)[9]
+def cases(settings: Settings) -> dict[str, tuple[str, int, int]]:
+    """A prompt to continue greedily, as if this token ended a text, and as if the tokenizer had so many tokens."""
+    size = prepare(settings).vocab_size
     return {
-        "greedy": Case(PROMPT, END, vocab_size), "ends": Case(PROMPT, early, vocab_size),
-        "fewer ids": Case(PROMPT, END, 50), "from the beginning": Case("", END, vocab_size),
-        "a long prompt": Case(LONG, END, vocab_size),
+        "greedy": (PROMPT, END, size), "ends": (PROMPT, plain(settings, PROMPT, END, size)[9], size),
+        "fewer ids": (PROMPT, END, 50), "from the beginning": ("", END, size), "a long prompt": (LONG, END, size),
     }  # fmt: skip
 
 
-def _write_all(settings: Settings, cases: dict[str, Case]) -> dict[str, str]:
-    checkpoint, files = Path(settings.folder, "checkpoints", "step-000006"), Path(settings.folder, "tokens")
-    texts = {}
-    for name, case in cases.items():
-        tokens = TokenFiles(files)
-        tokens.vocab_size = case.vocab_size
-        with (
-            mock.patch.object(writing, "TokenFiles", return_value=tokens),
-            mock.patch.object(step, "END", case.end),
-        ):
-            texts[name] = writing._written(settings, checkpoint, files, case.prompt, TOKENS, 0.0, 0)
+def _write_all(settings: Settings, cases: dict[str, tuple[str, int, int]]) -> dict[str, str]:
+    model, tokens, texts = ParallelGPT(settings.model, dtype=torch.float64), prepare(settings), {}
+    load_sharded(Path(settings.folder, "checkpoints", "step-000006"), model)
     for seed in (5, 6):
-        texts[f"seed {seed}"] = writing._written(settings, checkpoint, files, PROMPT, TOKENS, 0.8, seed)
+        texts[f"seed {seed}"] = step.write(model, settings, tokens, PROMPT, TOKENS, seed=seed)
+    for name, (prompt, step.END, tokens.vocab_size) in cases.items():
+        texts[name] = step.write(model, settings, tokens, prompt, TOKENS, temperature=0.0)
     return texts
 
 
 @pytest.fixture(scope="module")
-def texts(settings: Settings, cases: dict[str, Case]) -> list[dict[str, str]]:
+def texts(settings: Settings, cases: dict[str, tuple[str, int, int]]) -> list[dict[str, str]]:
     return [text for p in (1, 4) for text in launch(_write_all, p, args=(settings, cases), timeout=200)]
 
 
 def test_greedy_text_is_that_of_a_plain_model_without_a_cache(settings, cases, texts):
     decode = prepare(settings).tokenizer.decode
-    new = {name: plain(settings, case.prompt, case.end, case.vocab_size) for name, case in cases.items()}
-    for name, case in cases.items():
-        assert all(of_rank[name] == case.prompt + decode(new[name]) for of_rank in texts), name
+    new = {name: plain(settings, *case) for name, case in cases.items()}
+    for name, (prompt, *_) in cases.items():
+        assert all(of_rank[name] == prompt + decode(new[name]) for of_rank in texts), name
     assert len(new["ends"]) < len(new["greedy"]) == TOKENS
 
 
@@ -134,10 +116,8 @@ def test_the_command_writes_the_newest_checkpoints_text_also_under_torchrun(sett
     wanted = texts[0]["greedy"] + "\n"
     assert main(["sample", *flags]) == 0
     assert capsys.readouterr().out == wanted
-    rank = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "tplab.capstone", "sample", *flags]
-    run = subprocess.run(command, env=os.environ | rank, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, env=os.environ | ONE_RANK, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     assert run.stdout == wanted
 

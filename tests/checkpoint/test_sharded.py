@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -24,7 +25,6 @@ from torch.distributed.fsdp import fully_shard
 from tests.common import POINTER
 from tests.reference import assert_close, random
 from tplab import launch
-from tplab.checkpoint.pieces import pieces
 from tplab.checkpoint.sharded import load_sharded, save_sharded
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
@@ -34,7 +34,6 @@ from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.full_state import full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.rng import seed_all
-from tplab.tensor.sharding import Block, Sharding
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # where DCP itself is called here
 
@@ -193,14 +192,6 @@ def runs(tmp_path_factory):
     return root, saved, loaded
 
 
-def each_resharding(runs):
-    """(what all ranks saved, what all ranks loaded), for each p that saved and each that loaded."""
-    _, saved, loaded = runs
-    for number, p in enumerate(WORLD_SIZES):
-        for q in WORLD_SIZES:
-            yield saved[p]["saved"], [results[number] for results in loaded[q]["loaded"]]
-
-
 def test_what_each_rank_saves_is_its_part_of_the_full_state_dict(runs):
     _, saved, _ = runs
     for results in (of_ranks["saved"] for of_ranks in saved.values()):
@@ -208,20 +199,18 @@ def test_what_each_rank_saves_is_its_part_of_the_full_state_dict(runs):
         assert all(torch.equal(tensors[name], tensor) for name, tensor in results[0][2].items())
 
 
-def test_any_number_of_ranks_loads_exactly_what_any_number_saved(runs):
-    for saved, loaded in each_resharding(runs):
-        expected, groups = whole([tensors for (tensors, _), *_ in saved]), saved[0][0][1]
-        for rank, ((tensors, own_groups), _, extra) in enumerate(loaded):
-            assert_holds(tensors, expected, rank, len(loaded), 0)
+def test_any_number_of_ranks_loads_exactly_what_any_number_saved_and_goes_on_as_if_it_had_not_been_interrupted(runs):
+    _, saved, loaded = runs
+    for (number, p), q in product(enumerate(WORLD_SIZES), WORLD_SIZES):
+        of_p = saved[p]["saved"]
+        expected, groups = whole([tensors for (tensors, _), *_ in of_p]), of_p[0][0][1]
+        afterwards = whole([tensors for _, (tensors, _), *_ in of_p])
+        for rank, results in enumerate(loaded[q]["loaded"]):
+            (tensors, own_groups), (later, _), extra = results[number]
+            assert_holds(tensors, expected, rank, q, 0)
             assert own_groups == groups
             assert {**extra, "seen": extra["seen"].tolist()} == {**EXTRA, "seen": [0, 1, 2]}
-
-
-def test_training_goes_on_as_if_it_had_not_been_interrupted(runs):
-    for saved, loaded in each_resharding(runs):
-        expected = whole([tensors for _, (tensors, _), *_ in saved])
-        for rank, (_, (tensors, _), _) in enumerate(loaded):
-            assert_holds(tensors, expected, rank, len(loaded), 1e-10)
+            assert_holds(later, afterwards, rank, q, 1e-10)
 
 
 def test_torch_reads_the_whole_model_and_optimizer_from_the_files(runs, tmp_path):
@@ -275,42 +264,6 @@ def test_copies_are_written_by_the_first_rank_that_holds_them(runs):
     files = {i.offset[0]: s.relative_path for i, s in metadata.storage_data.items() if i.fqn == "model.qkv.weight"}
     ranks = {row: int(file[2]) for row, file in sorted(files.items())}
     assert ranks == {0: 0, 4: 1, 8: 2, 12: 3, 16: 0, 20: 2, 24: 0, 28: 2}  # 4 heads of Q, 2 of K, 2 of V; 4 rows each
-
-
-@pytest.mark.parametrize(
-    "sharding",
-    [
-        Sharding(0),
-        Sharding(0, stride=3),
-        Sharding(-1),
-        Sharding(0, blocks=(Block(16, 2), Block(8, 4), Block(8, 4))),
-        Sharding(1, blocks=(Block(20, 5), Block(4, 4), Block(4, 4))),  # one head of K, V for all ranks
-        Sharding(0, blocks=(Block(13, padded=True),)),
-        Sharding(0, blocks=(Block(1, 3, padded=True),)),  # only the first rank has more than padding
-        Sharding(1, blocks=(Block(5, 2, padded=True), Block(12), Block(7, 2, padded=True))),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("p", WORLD_SIZES)
-def test_pieces_lie_in_the_whole_where_they_say_and_never_overlap(sharding, p):
-    shape = [12, 12]
-    if sharding.blocks:
-        shape[sharding.dim] = sum(block.size for block in sharding.blocks)
-    whole = random(tuple(shape), "whole")
-    times, places = torch.zeros(shape), {}
-    for rank in range(p):
-        shard = sharding.shard(whole, rank, p)
-        mine = pieces(shard, sharding, rank, p)
-        assert list(mine.whole_shape) == shape
-        for offset, view in mine.views.items():
-            place = tuple(slice(start, start + size) for start, size in zip(offset, view.shape, strict=True))
-            assert torch.equal(view, whole[place])
-            assert places.setdefault(offset, view.shape) == view.shape  # what begins in one place is the same piece
-        assert sum(view.numel() for view in mine.views.values()) == int((shard != 0).sum())
-        assert mine.padded() == bool((shard == 0).any())
-    for offset, size in places.items():
-        times[tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))] += 1
-    assert torch.equal(times, torch.ones(shape))
 
 
 # Other tools, other modules
@@ -546,26 +499,20 @@ def test_replicas_that_have_drifted_are_not_saved_silently(runs):
 
 # Files that were copied only in part, or on top of another checkpoint
 
-SIZES = {"small": 2, "large": 50}
-
 
 @pytest.fixture
 def two_sizes(tmp_path):
-    for name, size in SIZES.items():
+    for name, size in (("small", 2), ("large", 50)):
         save_sharded(tmp_path / name, nn.Linear(size, size))
     return tmp_path
 
 
-@pytest.mark.parametrize("under", SIZES)
-def test_a_file_of_another_checkpoint_is_named_with_both_sizes(under, two_sizes):
-    (over,) = SIZES.keys() - {under}
-    (file,) = (two_sizes / under).glob("*.distcp")
-    wanted = file.stat().st_size
-    shutil.copy(two_sizes / over / file.name, file)
-    with pytest.raises(
-        FileNotFoundError, match=rf"{file.name} has {file.stat().st_size:,} bytes instead of {wanted:,}"
-    ):
-        load_sharded(two_sizes / under, nn.Linear(SIZES[under], SIZES[under]))
+def test_a_larger_file_of_another_checkpoint_is_named_with_both_sizes(two_sizes):
+    large, small = (two_sizes / name / "__0_0.distcp" for name in ("large", "small"))
+    sizes = rf"{large.stat().st_size:,} bytes instead of {small.stat().st_size:,}"
+    shutil.copy(large, small)
+    with pytest.raises(FileNotFoundError, match=f"__0_0.distcp has {sizes}"):
+        load_sharded(two_sizes / "small", nn.Linear(2, 2))
 
 
 def test_a_file_that_the_metadata_does_not_list_is_named_unless_it_is_empty(two_sizes):

@@ -6,14 +6,13 @@ launch of five ranks has groups of one to five. tests/gpu/test_on_the_cpu.py has
 
 from itertools import pairwise
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import assert_refused, refusals
 from tests.tensor.operators import contiguous, every_second, expanded_rows, transposed
-from tplab import Deadlock, launch, record
+from tplab import launch, record
 from tplab.collectives.by_hand import (
     all_gather_steps,
     chunk_sizes,
@@ -183,15 +182,3 @@ def test_formulas_of_the_books():
         assert 2 ** tree_depth(p) >= p > 2 ** (tree_depth(p) - 1)
         for size in (0, 1, p - 1, n, n + 1):
             assert chunk_sizes(size, p) == [len(chunk) for chunk in torch.zeros(size).tensor_split(p)]
-
-
-def _send_first():
-    x = torch.zeros(2**21)
-    dist.send(x, (dist.get_rank() + 1) % dist.get_world_size())
-    dist.recv(x, (dist.get_rank() - 1) % dist.get_world_size())
-
-
-def test_plain_sends_all_round_do_wait_for_each_other():
-    """What `exchange` is for; should a backend ever let it pass, the chapter has to say so."""
-    with pytest.raises(Deadlock, match="is waiting in send"):
-        launch(_send_first, 3)

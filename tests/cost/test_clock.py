@@ -8,19 +8,6 @@ import pytest
 from tplab.cost.clock import Operation, OrderError, Span, Wait, play
 
 
-@pytest.mark.parametrize("matmul", [1, 4, 7, 10])
-@pytest.mark.parametrize("transfer", [2, 7, 9])
-def test_a_matmul_hides_a_transfer(matmul, transfer):
-    start = [Operation("dX", 5), Operation("message", transfer, ["dX"], lane="wire")]
-    dw, wait = Operation("dW", matmul), Operation("wait", 0, ["message"])
-    timing = play([*start, dw, wait])
-    assert timing.total == 5 + max(matmul, transfer)
-    exposed = max(0, transfer - matmul)
-    assert timing.waits() == ([Wait("wait", "message", 5 + matmul, 5 + transfer)] if exposed else [])
-    assert timing.waits(lane="wire") == [Wait("message", "dX", 0, 5)]
-    assert play([*start, wait, dw]).total == 5 + matmul + transfer
-
-
 def backward_of_an_mlp(order):
     """Exercise 11.1: four matmuls of 5 ms and a message of 8 ms. `order` is that of dZ, dB, dX, dA, start and wait."""
     needs = {

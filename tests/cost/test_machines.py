@@ -18,26 +18,6 @@ def test_every_figure_of_a_machine_has_its_source(known):
 
 
 @pytest.mark.parametrize(
-    ("name", "tflops", "reached", "gigabytes", "nvlink", "network"),
-    [
-        ("V100 DGX-2H", 131.25, 118.36, 32, 120, 6.25),
-        ("A100 DGX", 312, 271.2, 80, 240, 25),
-        ("H100 DGX", 989, 794.5, 80, 370.8, 50),
-        ("H200 DGX", 989, 794.5, 141, 370.8, 50),
-        ("B200 DGX", 2250, 1745, 180, 721.8, 50),
-        ("GB200 NVL72", 2500, 1938.9, 186, 721.8, 50),
-    ],
-)
-def test_figures_are_those_of_data_sheets_and_measurements(name, tflops, reached, gigabytes, nvlink, network):
-    known = MACHINES[name]
-    assert known.flops == pytest.approx(tflops * 1e12)
-    assert known.rate == pytest.approx(reached * 1e12, rel=1e-3)
-    assert known.memory == gigabytes * 10**9
-    assert known.inside.bandwidth == pytest.approx(nvlink * 1e9)
-    assert known.between.bandwidth == pytest.approx(network * 1e9)
-
-
-@pytest.mark.parametrize(
     ("p", "stride", "in_a_node"),
     [(1, 64, None), (8, 1, None), (2, 4, None), (16, 1, 8), (9, 1, 8), (4, 4, 2), (64, 8, 1), (3, 3, 2), (2, 64, 1)],
 )

@@ -11,7 +11,7 @@ from torch import nn
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
 from tplab.data.flat_parameters import Flat
-from tplab.data.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_of_pieces
+from tplab.data.grad_norm import clip_grad_norm, grad_norm, grad_norm_of_pieces
 from tplab.data.grid import mesh
 from tplab.tensor.sharding import Block, Sharding
 
@@ -64,18 +64,6 @@ def _of_shards():
     return found, too_long, nobody
 
 
-def test_what_a_rank_counts_of_heads_that_several_hold():
-    parameter = nn.Parameter(torch.zeros(6, 3))
-    parameter.tensor_parallel = Sharding(0, blocks=FUSED)
-    for rank in range(4):
-        here = torch.as_tensor(counted(parameter, parameter.shape, rank, 4))
-        assert here.expand(6, 3)[:, 0].tolist() == [True] * 2 + [rank == 0] * 2 + [rank in (0, 2)] * 2
-    parameter.tensor_parallel = Sharding(1)
-    assert all(counted(parameter, parameter.shape, rank, 4) for rank in range(4))
-    del parameter.tensor_parallel
-    assert [bool(counted(parameter, parameter.shape, rank, 4)) for rank in range(4)] == [True, False, False, False]
-
-
 def test_on_one_process_it_is_torchs():
     for dtype in (torch.float32, torch.float64):
         for max_norm in (0.1, 1e9):
@@ -87,14 +75,6 @@ def test_on_one_process_it_is_torchs():
             assert float(norm) == pytest.approx(float(nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)))
             for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
                 assert_close(one.grad, other.grad, 1e-6 if dtype == torch.float32 else 1e-10)
-
-
-def test_nothing_is_made_longer():
-    gradient = torch.tensor([3.0, 4.0])
-    clip([gradient], torch.tensor(5.0), 10.0)
-    assert gradient.tolist() == [3, 4]
-    clip([gradient], torch.tensor(5.0), 1.0)
-    assert gradient.norm() == pytest.approx(1)
 
 
 def test_each_number_counts_once_and_every_rank_clips_by_the_same_factor():

@@ -16,7 +16,7 @@ from tplab.data.flat_parameters import Flat, broadcast, in_buckets
 from tplab.data.grad_norm import clip, grad_norm_of_pieces
 from tplab.data.zero import ELEMENTWISE, ZeRO1, ZeRO2, check_elementwise
 from tplab.data.zero3 import ZeRO3
-from tplab.memory.memory_bill import ADAM, Recipe
+from tplab.data.zero_state import FullOptimizer
 
 ADAMW = {"optimizer_class": torch.optim.AdamW, "lr": 0.02, "weight_decay": 0.1}
 SGD = {"optimizer_class": torch.optim.SGD, "lr": 0.3, "momentum": 0.9}
@@ -209,35 +209,14 @@ def padded(sizes, p):
     return sum(-(-size // p) * p for size in sizes)
 
 
-def zero_memory(stage, parameters, dp, recipe=ADAM):
-    """The bytes on each rank by category, as in section 3 of the paper."""
-    whole = {"weights": recipe.weights, "gradients": recipe.gradients, "optimizer": recipe.optimizer}
-    cut_from = {"weights": 3, "gradients": 2, "optimizer": 1}
-    return {name: size * parameters / (dp if stage >= cut_from[name] else 1) for name, size in whole.items()}
-
-
 def on_paper(stage, sizes, p):
-    recipe = Recipe(8, 8, 16)  # float64: weight, gradient, Adam's two
-    held = zero_memory(stage, padded(sizes, p), p, recipe)
-    held["optimizer"] += 4 * len(sizes)  # torch counts the steps of each unit
-    if stage == 1:
-        held["gradients"] = recipe.gradients * sum(sizes)  # no padding yet
-    return held
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_rank_holds_what_the_paper_says(runs, stage):
-    expected = on_paper(stage, unit_sizes(stage), len(runs))
-    for result in runs:
-        assert result[0][stage, "AdamW"]["held"] == result[0][stage, "three backwards"]["held"] == expected
-
-
-def test_zero_3_has_one_layer_whole_besides_the_rest(runs):
-    p = len(runs)
-    rest, *blocks = (padded([size], p) for size in unit_sizes(3))
-    for result in runs:
-        for found in (result[0][3, "AdamW"], result[0][3, "AdamW", "again"]):
-            assert found["peak"] == 8 * (rest + max(blocks))
+    """The bytes on each rank by category, in float64, as in section 3 of the paper."""
+    numbers, mine = padded(sizes, p), padded(sizes, p) // p
+    return {
+        "weights": 8 * (mine if stage == 3 else numbers),
+        "gradients": 8 * (sum(sizes) if stage == 1 else mine),  # with stage 1, there is no padding yet
+        "optimizer": 16 * mine + 4 * len(sizes),  # torch counts the steps of each unit
+    }
 
 
 def expected(stage, parameters, m):
@@ -250,21 +229,23 @@ def expected(stage, parameters, m):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_step_sends_what_the_paper_says(runs, stage):
-    sizes = unit_sizes(stage)
-    total = padded(sizes, len(runs))
+def test_a_rank_holds_and_sends_what_the_paper_says(runs, stage):
+    sizes, p = unit_sizes(stage), len(runs)
     for result in runs:
         for name, m in (("AdamW", 1), ("SGD", 1), ("three backwards", 3)):
-            sent = result[0][stage, name]["sent"]
-            numbers = {kind: of_kind.bytes / 8 for kind, of_kind in sent.items()}
-            assert numbers == expected(stage, total, m)
-            assert sent["all_gather"].calls == len(sizes) * (2 * m if stage == 3 else 1)
+            found = result[0][stage, name]
+            assert name == "SGD" or found["held"] == on_paper(stage, sizes, p)
+            numbers = {kind: of_kind.bytes / 8 for kind, of_kind in found["sent"].items()}
+            assert numbers == expected(stage, padded(sizes, p), m)
+            assert found["sent"]["all_gather"].calls == len(sizes) * (2 * m if stage == 3 else 1)
 
 
-def test_the_papers_own_numbers():
-    """Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 ranks."""
-    bills = [sum(zero_memory(stage, 7_500_000_000, 64).values()) / 1e9 for stage in range(4)]
-    assert [round(bill, 1) for bill in bills] == [120, 31.4, 16.6, 1.9]
+def test_zero_3_has_one_layer_whole_besides_the_rest(runs):
+    p = len(runs)
+    rest, *blocks = (padded([size], p) for size in unit_sizes(3))
+    for result in runs:
+        for found in (result[0][3, "AdamW"], result[0][3, "AdamW", "again"]):
+            assert found["peak"] == 8 * (rest + max(blocks))
 
 
 # Other groups, one process, and what can't be
@@ -369,3 +350,38 @@ def test_optimizers_that_are_not_known_have_to_declare_themselves():
         with pytest.raises(ValueError, match=says):
             ZeRO3(model, model.blocks, unknown)
     make_zero(1, model)  # a refusal leaves the model as it was
+
+
+# The optimizer's state. tests/capstone/training/test_grids.py goes on from its checkpoints on other grids
+
+
+def test_zeros_state_is_that_of_the_plain_optimizer_and_can_be_loaded_into_it():
+    def trained(make):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        optimizer = make(model.parameters())
+        for x in torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(1)):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        return model, optimizer
+
+    _, plain = trained(lambda parameters: torch.optim.AdamW(parameters, lr=0.1))
+    _, zero = trained(lambda parameters: ZeRO1(parameters, torch.optim.AdamW, lr=0.1, bucket_bytes=1000))
+    full = FullOptimizer(zero)
+    with pytest.raises(ValueError, match=r"call gather\(\) on all ranks first"):
+        full.state_dict()
+    full.gather()
+    theirs, ours = plain.state_dict(), full.state_dict()
+    assert ours["param_groups"] == theirs["param_groups"]
+    assert ours["state"].keys() == theirs["state"].keys()
+    for number, state in theirs["state"].items():
+        for key, value in state.items():
+            torch.testing.assert_close(ours["state"][number][key], value)
+
+    theirs["state"][0]["step"] += 1
+    with pytest.raises(ValueError, match=r"step is \[3.0, 4.0\] for the parameters of a bucket"):
+        full.load_state_dict(theirs)
+    del theirs["state"][0]
+    with pytest.raises(ValueError, match="for 1 of its 4 parameters"):
+        full.load_state_dict(theirs)

@@ -63,7 +63,7 @@ def test_ranks_that_wait_forever_are_named_and_steps_that_are_not_finite_left_ou
 def test_the_gpu_check_can_be_rehearsed(tmp_path: Path) -> None:
     """A few of its items. The second call finds that nothing is left to do."""
     report = tmp_path / "report.md"
-    options = ("--report", str(report), "--results", str(tmp_path / "results.json"), "--seconds", str(PATIENCE - 20))
+    options = ("--report", str(report), "--seconds", str(PATIENCE - 20))
     for _ in range(2):
         done = on_gpus(2, "-m", "benchmarks.gpu_check", *options, "--only", "ring", "a step", "constants")
         assert done.returncode == 0, done.stdout + report.read_text()

@@ -36,14 +36,6 @@ REAL: dict[str, dict[str, Any]] = {
         "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
     },
     "Qwen2.5-0.5B": {**_QWEN2, "max_position_embeddings": 32768, "sliding_window": 32768, "use_mrope": False},
-    "TinyLlama-1.1B": {
-        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2,
-        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632,
-        "max_position_embeddings": 2048, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 22,
-        "num_key_value_heads": 4, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
-        "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-        "transformers_version": "4.35.0", "use_cache": True, "vocab_size": 32000,
-    },
     "Llama-3.2-1B": {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
         "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,

@@ -26,7 +26,7 @@ from tests.gpt.twins import (
     plain_gpt,
 )
 from tests.reference import assert_close
-from tests.tensor.on_ranks import assert_trains_like, everywhere, refusals
+from tests.tensor.on_ranks import assert_refuses, assert_trains_like, everywhere, refusals
 from tplab import launch
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.hugging_face import from_hugging_face, gpt_config, to_hugging_face
@@ -140,20 +140,6 @@ def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_
     assert whole["layers.0.mlp.down.bias"].abs().max() == 0
 
 
-def test_recomputation_keeps_less():
-    kept = []
-    for recompute in ("nothing", "attention", "layers"):
-        model, sizes = parallel_gpt(replace(GPT2, dropout=0.2), recompute=recompute), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
-            model(*ids_and_targets(SEQUENCE), rng=seed_all(11))
-        kept.append(sum(sizes))
-    everything, without_scores, inputs_only = kept
-    assert inputs_only < everything / 2
-    assert inputs_only < without_scores < everything
-    with pytest.raises(ValueError, match="'scores' is not one of 'nothing', 'attention', 'layers'"):
-        ParallelGPT(GPT2, recompute="scores")
-
-
 def test_every_option_reaches_its_place(monkeypatch):
     model = ParallelGPT(
         replace(LLAMA, dropout=0.3, rotary_base=77.0, norm_eps=1e-3), check_ids="later", async_grad_allreduce=True,
@@ -186,11 +172,13 @@ def test_a_bfloat16_model_may_keep_its_residual_in_float32():
         assert seen == [dtype]
 
 
-def test_a_text_that_is_too_long_is_refused_with_the_numbers():
+def test_a_text_that_is_too_long_and_an_unknown_kind_of_recomputation_are_refused():
     model = ParallelGPT(GPT2)
     assert model(torch.zeros(1, 12, dtype=torch.long)).shape == (1, 12, 128)
     with pytest.raises(ValueError, match=r"13 tokens are more than seq_length=12"):
         model(torch.zeros(1, 13, dtype=torch.long))
+    with pytest.raises(ValueError, match="'scores' is not one of 'nothing', 'attention', 'layers'"):
+        ParallelGPT(GPT2, recompute="scores")
 
 
 # Names and configurations of Hugging Face
@@ -212,20 +200,18 @@ def test_from_and_to_hugging_face_undo_each_other_and_share_no_memory(kind):
 def test_a_state_dict_that_does_not_fit_is_refused_by_name():
     model = hugging_face("llama")
     state, config = model.state_dict(), gpt_config(model.config.to_dict())
-    state = dict(state)
-    with pytest.raises(ValueError, match=r"layers.2.attention_norm.weight should come from model.layers.2.input_lay"):
-        from_hugging_face(state, replace(config, num_layers=3))
-    with pytest.raises(ValueError, match=r"9 tensors have no place in this Llama: model.layers.1"):
-        from_hugging_face(state, replace(config, num_layers=1))
-    with pytest.raises(ValueError, match=r"gated=True"):
-        from_hugging_face(state, replace(config, learned_positions=True))
-    gate, up = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
+    gate, up, key = (f"model.layers.0.{name}_proj.weight" for name in ("mlp.gate", "mlp.up", "self_attn.k"))
     uneven = {gate: torch.ones(FFN - 4, HIDDEN), up: torch.ones(FFN + 4, HIDDEN)}
-    with pytest.raises(ValueError, match=r"gate_proj.weight, .*up_proj.weight have \[20, 28\] rows instead of"):
-        from_hugging_face(state | uneven, config)
-    tied = replace(config, tied_embedding=True)
-    with pytest.raises(ValueError, match=r"tied_embedding is set, but lm_head.weight differs from the embedding"):
-        from_hugging_face(state, tied)
-    del state["model.layers.0.self_attn.k_proj.weight"]
-    with pytest.raises(ValueError, match=r"layers.0.attention.qkv.weight should come from model.layers.0.self_attn.k"):
-        from_hugging_face(state, config)
+    less = {name: tensor for name, tensor in state.items() if name != key}
+
+    def convert(state=state, **options):
+        return lambda: from_hugging_face(state, replace(config, **options))
+
+    assert_refuses(
+        (convert(num_layers=3), "layers.2.attention_norm.weight should come from model.layers.2.input_lay"),
+        (convert(num_layers=1), "9 tensors have no place in this Llama: model.layers.1"),
+        (convert(learned_positions=True), "gated=True"),
+        (convert(state | uneven), "up_proj.weight have [20, 28] rows instead of"),
+        (convert(tied_embedding=True), "tied_embedding is set, but lm_head.weight differs from the embedding"),
+        (convert(less), f"layers.0.attention.qkv.weight should come from {key}"),
+    )

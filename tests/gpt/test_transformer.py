@@ -12,8 +12,7 @@ from torch import nn
 
 from tests.gpt.twins import BATCH, FFN, HEADS, HIDDEN, KINDS, layer_batches, parallel_layer, plain_layer
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import assert_trains_like, everywhere, refusals, traffic
-from tplab import record
+from tests.tensor.on_ranks import assert_trains_like, everywhere, refusals
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.tensor.full_state import load_full_state_dict
@@ -65,19 +64,6 @@ def _drop(group):
         assert_close(one, other)
 
 
-@torch.no_grad()
-def _generate(group):
-    """A text in parts. Each rank keeps its own heads."""
-    plain, layer, p = plain_layer("causal"), parallel_layer("causal", group), rank_and_size(group)[1]
-    load_full_state_dict(layer, plain.state_dict(), group)
-    x, cache = random((BATCH, SEQUENCE, HIDDEN), "x"), layer.new_cache(BATCH, SEQUENCE)
-    with record() as section:
-        parts = [layer(part, cache=cache) for part in (x[:, :2], x[:, 2:3], x[:, 3:])]
-    assert_close(torch.cat(parts, 1), plain(x))
-    assert cache.keys.shape[1] == HEADS // p
-    assert len(traffic(section)[0]) == (2 * 3 if p > 1 else 0)
-
-
 def _keep_the_residual_in_float32(group):
     """In a bfloat16 layer, a residual in float32 stays there and is nearer to the truth."""
     errors = []
@@ -96,11 +82,11 @@ def _keep_the_residual_in_float32(group):
 
 
 def _everything(group):
-    for program in (_train, _drop, _generate, _keep_the_residual_in_float32):
+    for program in (_train, _drop, _keep_the_residual_in_float32):
         program(group)
 
 
-def test_outputs_gradients_steps_traffic_dropout_and_texts_are_those_of_the_plain_layer():
+def test_outputs_gradients_steps_traffic_and_dropout_are_those_of_the_plain_layer():
     everywhere(_everything)
 
 
@@ -131,18 +117,6 @@ def test_options_reach_the_second_attention_too():
         assert bool((reader.weight == 1).all())
         assert reader.async_grad_allreduce
     assert bool((cross.out.weight == 2).all())
-
-
-def test_without_gradients_the_scores_are_computed_once():
-    layer = ParallelTransformerLayer(HIDDEN, HEADS, recompute_attention=True)
-    runs = []
-    run_core = layer.attention.run_core
-    layer.attention.run_core = lambda core, *rest: run_core(lambda *qkv: runs.append(1) or core(*qkv), *rest)
-    with torch.no_grad():
-        layer(torch.ones(1, 3, HIDDEN))
-    assert len(runs) == 1
-    layer(torch.ones(1, 3, HIDDEN)).sum().backward()
-    assert len(runs) == 3
 
 
 def test_what_does_not_fit_is_refused_with_what_does():

@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from tests.gpu.implementations import WAYS, Way, problems
 from tplab import device
-from tplab.runtime import RankError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # two launches of at most 240 s, and NCCL's start
 
@@ -58,20 +57,3 @@ def test_every_rank_computes_on_its_gpu(name: str) -> None:
     way = WAYS[name]
     places = [torch.device("cuda", rank % way.gpus_here) for rank in range(way.world_size)]
     assert way.run(device) == places
-
-
-def _gloo_sends() -> str:
-    x = torch.ones(3, device=device())
-    if dist.get_rank() == 0:
-        dist.send(x, 1)
-    else:
-        dist.recv(x, 0)
-    return str(x.device)
-
-
-def test_gloo_sends_no_tensor_of_a_gpu() -> None:
-    """If it does one day, the cases with messages can run that way too."""
-    way = WAYS["2 ranks share a GPU, gloo"]
-    check_is_open("2 ranks share a GPU, gloo")
-    with pytest.raises(RankError, match="rank"):
-        way.run(_gloo_sends, timeout=20.0)

@@ -59,7 +59,7 @@ class Notebook:
             elif kind == "error":
                 cell.error = ANSI.sub("", "\n".join(content["traceback"]))
             elif kind == "status" and content["execution_state"] == "idle":
-                cell.text += "".join(text + "\n" for text in displays.values())
+                cell.text += "".join(text + "\n" for text in displays.values() if text)
                 return cell
 
     def run(self, source: str) -> Cell:

@@ -8,8 +8,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -69,25 +72,20 @@ def one_rank_raises() -> None:
     all_reduce_once()
 
 
-def one_rank_dies() -> None:
-    all_reduce_once() if dist.get_rank() == 0 else os._exit(1)
-
-
 def children_left_behind() -> None:
     subprocess.Popen(["sleep", "1000"])
 
 
 def one_rank_dies_with_children() -> None:
-    subprocess.Popen(["sleep", "1000"])
-    one_rank_dies()
+    children_left_behind()
+    all_reduce_once() if dist.get_rank() == 0 else os._exit(1)
 
 
 @linux_only
 def test_nothing_is_left_behind_however_a_run_ends() -> None:
     tplab.launch(all_reduce_once, 2)
     before = settled()
-    programs = (all_reduce_once, one_rank_raises, one_rank_dies, children_left_behind, one_rank_dies_with_children)
-    for program in 2 * programs:
+    for program in 2 * (all_reduce_once, one_rank_raises, children_left_behind, one_rank_dies_with_children):
         with contextlib.suppress(tplab.RankError):
             tplab.launch(program, 2)
     assert settled() == before
@@ -139,35 +137,31 @@ def test_ranks_end_with_the_program_that_launched_them(tmp_path: Path, request: 
     assert server is not None
     parent.kill()
     parent.wait()
-    gone, alive = psutil.wait_procs([*processes, server], timeout=60)
+    _, alive = psutil.wait_procs([*processes, server], timeout=60)
     assert not alive
-    assert len(gone) == 3
 
 
-def spares() -> list[psutil.Process]:
-    """The processes that the idle fork server keeps ready, once they are all there."""
-    tplab.launch(all_reduce_once, 2, backend="gloo")
+def spares() -> dict[int, psutil.Process]:
+    """The processes that the idle fork server keeps ready, once they are all there, by their ids."""
     settled()
-    return psutil.Process(fork_server()._process.pid).children()
+    return {process.pid: process for process in psutil.Process(fork_server()._process.pid).children()}
 
 
 def test_spares_become_the_ranks_of_the_next_launch_are_replaced_and_end_with_the_fork_server() -> None:
-    ready = {process.pid for process in spares()}
-    assert len(ready) == SPARES
-    ranks = set(tplab.launch(os.getpid, 2, backend="gloo"))
-    assert ranks < ready
-    ready = {process.pid for process in spares()}
-    assert not ranks & ready, "a rank's process was used again"
-    ranks = set(tplab.launch(os.getpid, 6, backend="gloo"))  # more than there are spares
-    assert len(ranks) == 6
-    assert ready < ranks
+    tplab.launch(all_reduce_once, 2)
+    for p in (2, 6):  # the second time, more than there are
+        ready = spares().keys()
+        ranks = set(tplab.launch(os.getpid, p))
+        assert len(ranks) == p
+        assert len(ranks & ready) == min(p, SPARES)
+        assert not ranks & spares().keys(), "a rank's process was used again"
     server = fork_server()
-    for process in spares():
+    for process in spares().values():
         process.kill()
     settled()
-    assert tplab.launch(dist.get_rank, 2, backend="gloo") == [0, 1]
+    assert tplab.launch(dist.get_rank, 2) == [0, 1]
     assert fork_server() is server
-    remaining = spares()
+    remaining = spares().values()
     server.stop()
     _, alive = psutil.wait_procs(remaining, timeout=60)
     assert not alive
@@ -184,30 +178,40 @@ def test_ranks_do_not_outlive_a_killed_fork_server() -> None:
     assert tplab.launch(dist.get_rank, 2) == [0, 1]
 
 
-def test_a_forked_process_starts_its_own_server() -> None:
-    tplab.launch(dist.get_rank, 2)
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.write(write, str(tplab.launch(dist.get_rank, 2)).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(write)
-    assert os.read(read, 100) == b"[0, 1]"
-    os.close(read)
-    assert tplab.launch(dist.get_rank, 2) == [0, 1]
+@pytest.mark.parametrize(
+    ("pool", "shared"),
+    [(ThreadPoolExecutor, True), (partial(ProcessPoolExecutor, mp_context=get_context("fork")), False)],
+)
+def test_launch_works_from_another_thread_and_a_forked_process_starts_its_own_server(
+    pool: Callable[..., Executor], shared: bool
+) -> None:
+    for _ in range(2):
+        own = list(tplab.launch(os.getppid, 2))
+        with pool(1) as other:
+            theirs = list(other.submit(tplab.launch, os.getppid, 2).result())
+        assert (theirs == own) == shared
 
 
-def test_launch_works_from_another_thread_and_beside_many_threads() -> None:
-    stop = threading.Event()
-    others = [threading.Thread(target=stop.wait) for _ in range(30)]
-    results: list[object] = []
-    worker = threading.Thread(target=lambda: results.append(tplab.launch(dist.get_rank, 2)))
-    for thread in (*others, worker):
-        thread.start()
-    worker.join()
-    assert results == [[0, 1]]
-    assert tplab.launch(dist.get_rank, 2) == [0, 1]
-    stop.set()
+@linux_only
+def test_a_process_survives_the_question_from_its_first_instruction_on() -> None:
+    """It inherits that from the fork server, so there is no moment at which the question would end it."""
+    tplab.launch(dist.get_rank, 1)
+    status = Path(f"/proc/{fork_server()._process.pid}/status").read_text()
+    ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
+    assert ignored >> (signal.SIGUSR1 - 1) & 1
+
+
+@linux_only  # elsewhere, a process can't adopt its children's children
+def test_a_process_in_a_session_of_its_own_ends_with_the_run() -> None:
+    def program() -> int:
+        script = "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+        child = subprocess.Popen(
+            [sys.executable, "-c", script], start_new_session=True, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        return int(child.stdout.readline())
+
+    (pid,) = tplab.launch(program, 1)
+    if psutil.pid_exists(pid):
+        psutil.wait_procs([psutil.Process(pid)], timeout=30)
+    assert not psutil.pid_exists(pid)

@@ -21,61 +21,50 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     return show
 
 
-@pytest.mark.parametrize(
-    ("gpus", "nccl", "backend", "world_size", "share", "expected"),
-    [
-        (0, True, "auto", 2, False, ("gloo", 0)),
-        (1, True, "auto", 2, False, ("gloo", 0)),
-        (2, True, "auto", 2, False, ("gloo", 0)),
-        (7, True, "auto", 1, False, ("gloo", 0)),
-        (8, True, "auto", 1, False, ("nccl", 1)),
-        (2, True, "nccl", 2, False, ("nccl", 2)),
-        (8, True, "auto", 4, False, ("nccl", 4)),
-        (8, True, "gloo", 4, False, ("gloo", 0)),
-        (1, True, "gloo", 4, True, ("gloo", 1)),
-        (1, True, "nccl", 4, True, ("nccl", 1)),
-        (1, True, "auto", 4, True, ("gloo", 1)),
-        (4, True, "auto", 4, True, ("nccl", 4)),
-        (4, False, "auto", 4, False, ("gloo", 0)),
-        (4, False, "auto", 4, True, ("gloo", 4)),
-    ],
-)
-def test_ranks_compute_on_gpus_of_their_own_unless_they_may_share(
-    gpus: int, nccl: bool, backend: str, world_size: int, share: bool, expected: tuple[str, int], machine
-) -> None:
-    machine(gpus, nccl)
-    assert devices.choose(backend, world_size, share) == expected
-
-
 NCCL, SHARED = {"TPLAB_BACKEND": "nccl"}, {"TPLAB_BACKEND": "nccl", "TPLAB_SHARE_GPUS": "1"}
-REFUSED = [  # GPUs, whether NCCL can use them, environment variables, arguments, words of the error
-    (4, False, {}, ("nccl", 1, True), "1 ranks, but this machine shows 0"),
-    (0, True, {}, ("auto", 2, True), "share_gpus=True needs a GPU"),
-    (8, True, {}, ("auto", 16), "16 ranks, but this machine shows 8 .* set TPLAB_BACKEND=gloo"),
-    (2, True, NCCL, ("auto", 4), "4 ranks, but this machine shows 2"),
-    (0, True, SHARED, ("auto", 8), "8 ranks, but this machine shows 0"),
-    (2, True, {"TPLAB_BACKEND": "gpu"}, ("auto", 2), "must be gloo or nccl, but it is 'gpu'"),
+CHOICES = [  # GPUs, environment variables, arguments, and the backend and number of GPUs, or words of the error
+    (0, {}, ("auto", 2), ("gloo", 0)),
+    (2, {}, ("auto", 2), ("gloo", 0)),
+    (7, {}, ("auto", 1), ("gloo", 0)),
+    (8, {}, ("auto", 1), ("nccl", 1)),
+    (8, {}, ("auto", 4), ("nccl", 4)),
+    (8, {}, ("gloo", 4), ("gloo", 0)),
+    (2, {}, ("nccl", 2), ("nccl", 2)),
+    (1, {}, ("gloo", 4, True), ("gloo", 1)),
+    (1, {}, ("nccl", 4, True), ("nccl", 1)),
+    (1, {}, ("auto", 4, True), ("gloo", 1)),
+    (4, {}, ("auto", 4, True), ("nccl", 4)),
+    (2, {"TPLAB_SHARE_GPUS": "1"}, ("auto", 8), ("gloo", 0)),
+    (2, NCCL, ("auto", 2), ("nccl", 2)),
+    (2, SHARED, ("auto", 8), ("nccl", 2)),
+    (2, SHARED, ("gloo", 8), ("gloo", 0)),
+    (0, {}, ("auto", 2, True), "share_gpus=True needs a GPU"),
+    (8, {}, ("auto", 16), "16 ranks, but this machine shows 8 .* set TPLAB_BACKEND=gloo"),
+    (2, NCCL, ("auto", 3), "3 ranks, but this machine shows 2"),
+    (0, SHARED, ("auto", 8), "8 ranks, but this machine shows 0"),
+    (2, {"TPLAB_BACKEND": "gpu"}, ("auto", 2), "must be gloo or nccl, but it is 'gpu'"),
 ]
 
 
-@pytest.mark.parametrize(("gpus", "nccl", "variables", "arguments", "says"), REFUSED)
-def test_what_the_machine_does_not_have_is_refused(
-    gpus, nccl, variables, arguments, says, machine, monkeypatch
+@pytest.mark.parametrize(("gpus", "variables", "arguments", "expected"), CHOICES)
+def test_ranks_compute_on_gpus_of_their_own_unless_they_may_share_and_what_is_not_there_is_refused(
+    gpus, variables, arguments, expected, machine, monkeypatch
 ) -> None:
-    machine(gpus, nccl)
+    machine(gpus)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=says):
-        devices.choose(*arguments)
+    if isinstance(expected, tuple):
+        assert devices.choose(*arguments) == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            devices.choose(*arguments)
 
 
-def test_ranks_share_gpus_over_nccl_if_the_environment_says_so(machine, monkeypatch) -> None:
-    machine(2)
-    monkeypatch.setenv(devices.SHARE_VARIABLE, "1")
-    assert devices.choose("auto", 8) == ("gloo", 0)
-    monkeypatch.setenv(devices.VARIABLE, "nccl")
-    assert devices.choose("auto", 8) == ("nccl", 2)
-    assert devices.choose("gloo", 8) == ("gloo", 0)
+def test_gpus_without_nccl_carry_no_messages(machine) -> None:
+    machine(4, nccl=False)
+    assert [devices.choose("auto", 4, share) for share in (False, True)] == [("gloo", 0), ("gloo", 4)]
+    with pytest.raises(ValueError, match="1 ranks, but this machine shows 0"):
+        devices.choose("nccl", 1, True)
 
 
 @pytest.mark.parametrize(("gpus", "own", "host"), [(0, None, None), (4, "cuda:3", None), (2, "cuda:1", "tplab-rank-3")])
@@ -93,17 +82,18 @@ def test_a_rank_takes_its_gpu_and_names_a_host_of_its_own_where_it_shares(
     assert os.environ.get("NCCL_HOSTID") == host
 
 
-def test_the_learner_chooses_the_device_with_a_variable(
-    machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_learner_is_told_once_how_to_use_the_gpus(machine, monkeypatch, capsys: pytest.CaptureFixture) -> None:
     machine(2)
     monkeypatch.setattr(devices, "_said", set())
-    assert [devices.choose("auto", p) for p in (2, 4, 16)] == [("gloo", 0)] * 3
-    assert capsys.readouterr().err.count("To use your 2 GPUs, set TPLAB_BACKEND=nccl") == 1
+    monkeypatch.setenv("RANK", "0")  # as in tutorials, but not by torchrun
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for p in (2, 4):
+        devices.choose("auto", p)
     monkeypatch.setenv("TPLAB_BACKEND", "nccl")
-    assert devices.choose("auto", 2) == ("nccl", 2)
-    assert devices.choose("gloo", 2) == ("gloo", 0)
-    assert "To use your" not in capsys.readouterr().err
+    devices.choose("auto", 2)
+    said = capsys.readouterr().err
+    assert said.count("To use your 2 GPUs, set TPLAB_BACKEND=nccl") == 1
+    assert said.count("RANK=0 and WORLD_SIZE=2 are ignored") == 2
 
 
 @pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl"), (8, "nccl")])

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -14,23 +17,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
-from tplab.runtime import devices
+from tplab.runtime import transport
 from tplab.runtime.forkserver import is_rank
-
-
-def rank_and_sum(start: torch.Tensor) -> tuple[int, torch.Tensor]:
-    x = start + dist.get_rank()
-    dist.all_reduce(x)
-    return dist.get_rank(), x
-
-
-@pytest.mark.parametrize("p", [1, 4])
-def test_every_rank_returns_its_own_result_in_rank_order(p: int) -> None:
-    results = tplab.launch(rank_and_sum, p, args=(torch.zeros(3),))
-    assert [rank for rank, _ in results] == list(range(p))
-    for _, total in results:
-        torch.testing.assert_close(total, torch.full((3,), float(sum(range(p)))))
-
 
 NOTEBOOKS = {  # what the cells of a notebook define, and what `program` returns on two ranks
     "a once-differentiable autograd function": ("""
@@ -161,6 +149,27 @@ def test_random_numbers_of_numpy_differ_between_ranks_although_the_server_has_im
     assert first != second
 
 
+def test_what_cannot_be_sent_is_named() -> None:
+    lock = threading.Lock()
+    holder = SimpleNamespace(inner=[1, lock])
+    cases: list[tuple[Callable[..., object], dict[str, Any], str]] = [
+        (lambda a, b: None, {"args": (1, {"x": [lock]})}, "args[1]['x'][0], of type lock, can't be sent"),
+        (lambda x: None, {"kwargs": {"x": holder}}, "kwargs['x'].inner[1], of type lock, can't be sent"),
+        (lambda: lock, {}, "the variable lock that the body of the lambda uses, of type lock, can't be sent"),
+        (lambda x=lock: None, {}, "a default value of the lambda, of type lock, can't be sent"),
+    ]
+    for function, call, says in cases:
+        with pytest.raises(TypeError) as caught:
+            tplab.launch(function, 2, **call)
+        assert says in str(caught.value)
+
+
+def test_torchs_operators_can_be_sent() -> None:
+    aten = torch.ops.aten
+    for operator in (torch.ops, aten, aten.add, aten.add.Tensor, aten.relu.default):
+        assert transport.loads(transport.dumps(operator)) is operator
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -182,10 +191,8 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     call: dict, error: type, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tplab.runtime.launcher.fork_server", lambda: pytest.fail("a process was asked for"))
-    fn = call.pop("fn", rank_and_sum)
-    call.setdefault("args", (torch.zeros(1),))
     with pytest.raises(error) as caught:
-        tplab.launch(fn, **call)
+        tplab.launch(**{"fn": lambda x: x, "args": (1,), **call})
     assert says in str(caught.value)
 
 
@@ -198,17 +205,6 @@ def test_windows_and_a_wrong_number_of_ranks_under_torchrun_are_refused(monkeypa
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(OSError, match="inside WSL2"):
         tplab.launch(dist.get_rank, 2)
-
-
-def test_the_variables_of_a_tutorial_are_not_taken_for_torchrun(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(devices, "_said", set())
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
-    assert tplab.launch(dist.get_rank, 3, timeout=20) == [0, 1, 2]
-    told = capfd.readouterr()
-    assert "RANK=0 and WORLD_SIZE=2 are ignored, because torchrun didn't start this process" in told.out + told.err
 
 
 PLAIN_SCRIPT = """
@@ -248,7 +244,7 @@ def test_only_a_rank_itself_is_inside_a_rank(monkeypatch: pytest.MonkeyPatch) ->
             os._exit(int(is_rank()))
         return str(caught.value), started.stdout, os.waitpid(forked, 0)[1]
 
-    for name in ("TPLAB_RANK", "RANK", "LOCAL_RANK"):  # 0.2 took the first for proof
+    for name in ("TPLAB_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"):  # as in tutorials; 0.2 took the first for proof
         monkeypatch.setenv(name, "0")
     ((refused, started, forked),) = tplab.launch(program, 1)
     assert "inside a rank" in refused

@@ -1,10 +1,9 @@
-"""The live view: what it says about each rank, that it shows only long runs, and that nothing of it stays."""
+"""The live view: what it says about each rank, and that it shows only long runs. (In a notebook: test_notebook.py.)"""
 
 import io
 import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 import tplab
-from tests.runtime.kernel import Cell, Notebook, notebook
 from tests.runtime.page import Page
-from tplab.runtime import liveview, watch
+from tplab.runtime import liveview
 from tplab.runtime.board import Entry
-from tplab.runtime.liveview import WIDGET_VIEW, LiveView, Now, StatusLine, WidgetView, look, to_html, to_line
+from tplab.runtime.liveview import LiveView, Now, StatusLine, WidgetView, look, to_html, to_line
 
 
 def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:
@@ -88,97 +86,36 @@ def test_html_has_a_box_for_every_rank_and_a_line_puts_ranks_that_do_the_same_to
 
 
 class Recorder(LiveView):
-    """Keeps what a view would have drawn."""
+    """Keeps when a view would have drawn, and can't do it."""
 
-    made: list["Recorder"] = []
-
-    def __init__(self, see) -> None:
-        super().__init__(see)
-        self.drawn: list[tuple[float, list[Now]]] = []
-        self.closed = 0
-        self.made.append(self)
+    def __init__(self) -> None:
+        super().__init__(list)
+        self.drawn: list[float] = []
 
     def _draw(self, seconds: float) -> None:
-        self.drawn.append((seconds, self._see()))
+        self.drawn.append(seconds)
 
     def _remove(self) -> None:
-        self.closed += 1
+        raise RuntimeError("no page")
 
 
-@pytest.fixture
-def views(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
-    Recorder.made = []
-
-    def recorder(board, dead):
-        return Recorder(lambda: look(board, dead()))
-
-    monkeypatch.setattr(watch, "live_view", recorder)
-    return Recorder.made
+class Broken(Recorder):
+    def _draw(self, seconds: float) -> None:
+        super()._draw(seconds)
+        raise RuntimeError("no page")
 
 
-def wait_for(file: Path) -> None:
-    """Wait until the parent has made this file, which it does once it has shown what the test looks for."""
-    while not file.exists():
-        time.sleep(0.05)
-
-
-def late(seen: Path) -> None:
-    if dist.get_rank() == 1:
-        wait_for(seen)
-    if dist.get_rank() < 2:
-        dist.all_reduce(torch.ones(4), group=dist.group.WORLD)
-    elif dist.get_rank() == 2:
-        dist.all_reduce(torch.ones(4))
-
-
-def test_a_real_run_is_seen_as_it_is(views: list[Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, waits, draw = tmp_path / "seen", "waits in all_reduce #1 for rank 1", Recorder._draw
-
-    def draw_and_tell(self: Recorder, seconds: float) -> None:
-        draw(self, seconds)
-        if [now.words for now in self.drawn[-1][1]] == [waits, "computing", waits]:
-            seen.touch()
-
-    monkeypatch.setattr(Recorder, "_draw", draw_and_tell)
-    tplab.launch(late, 3, args=(seen,), timeout=200)
-    (view,) = views
-    assert view.drawn[0][0] >= liveview.SHOWN_AFTER
-    assert view.closed == 1
-
-
-def test_a_quick_run_is_never_drawn(views: list[Recorder]) -> None:
-    view = LiveView(list)
-    assert view._due - view._started == liveview.SHOWN_AFTER == 1.0
-    clock = Recorder(list)
-    clock.refresh()
-    assert clock.drawn == []
-    clock._due = time.monotonic()
-    clock.refresh()
-    clock.refresh()
-    assert len(clock.drawn) == 1, "not more often than every REFRESH_SECONDS"
-
-
-def test_a_view_is_closed_when_the_run_fails(views: list[Recorder]) -> None:
-    with pytest.raises(tplab.RankError):
-        tplab.launch(lambda: 1 / 0, 2)
-    assert [view.closed for view in views] == [1]
-
-
-def test_a_view_that_cannot_draw_disturbs_nothing_and_gives_up() -> None:
-    class Broken(Recorder):
-        def _draw(self, seconds: float) -> None:
-            super()._draw(seconds)
-            raise RuntimeError("no page")
-
-        def _remove(self) -> None:
-            raise RuntimeError("no page")
-
-    view = Broken(list)
-    view._due = view._started
-    for _ in range(2):
-        view.refresh()
-    view.close()
-    assert len(view.drawn) == 1
+@pytest.mark.parametrize(("view", "drawn"), [(Recorder, [1.0, 1.5]), (Broken, [1.0])])
+def test_a_view_is_drawn_after_a_second_and_not_too_often_and_gives_up_where_it_cannot(
+    view: type[Recorder], drawn: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0.0, 0.9, 1.0, 1.1, 1.5])
+    monkeypatch.setattr(liveview, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    made = view()
+    for _ in range(4):
+        made.refresh()
+    made.close()
+    assert made.drawn == drawn
 
 
 # In a terminal
@@ -190,9 +127,11 @@ class Terminal(io.StringIO):
 
 
 def prints_early_and_late(seen: Path) -> None:
+    """Rank 0 waits for a file, which the parent makes once it has shown what the test looks for."""
     if dist.get_rank() == 0:
         print("early words", flush=True)
-        wait_for(seen)
+        while not seen.exists():
+            time.sleep(0.05)
         print("late words", flush=True)
     dist.all_reduce(torch.ones(2))
 
@@ -249,82 +188,3 @@ def test_a_view_is_shown_on_a_page_and_in_a_terminal_and_nowhere_else(
     for name, module in ({"IPython": shell} | modules).items():
         monkeypatch.setitem(sys.modules, name, module)
     assert type(liveview.live_view(board([], {}), list)) is view
-
-
-# In a notebook
-
-
-@pytest.fixture(scope="module")
-def book() -> Iterator[Notebook]:
-    """A kernel as JupyterLab starts it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JPY_SESSION_NAME", "chapters/04_parallel_linear.ipynb")
-        with notebook() as opened:
-            yield opened
-
-
-def shown(cell: Cell) -> list[dict]:
-    """The displays that stand in the output area at the end."""
-    areas: dict[str, dict] = {}
-    for place, message in enumerate(cell.messages):
-        content = message["content"]
-        if message["msg_type"] in ("display_data", "update_display_data"):
-            areas[content.get("transient", {}).get("display_id") or str(place)] = content["data"]
-    return list(areas.values())
-
-
-def kinds(cell: Cell) -> list[str]:
-    return [message["msg_type"] for message in cell.messages]
-
-
-def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    late = (
-        f"def late():\n    while dist.get_rank() and not os.path.exists({str(seen)!r}):\n        time.sleep(0.05)\n"
-        "    dist.all_reduce(torch.ones(2))\n    return 1\n"
-    )
-    request = book.start(late + "tplab.launch(late, 2)[1]")
-    book.wait_until_shown(request, "waits in all_reduce #1 for rank 1")
-    seen.touch()
-    cell = book.finish(request)
-    views = [m["content"] for m in cell.messages if WIDGET_VIEW in m["content"].get("data", {})]
-    assert len(views) == 1
-    assert list(views[0]["data"]) == [WIDGET_VIEW], "no text beside it that nbval could compare"
-    values = [m["content"]["data"].get("state", {}).get("value", "") for m in cell.messages if "comm" in m["msg_type"]]
-    assert any("waits in all_reduce #1 for rank 1" in value and "computing" in value for value in values)
-    assert shown(cell) == [{}]
-    assert kinds(cell).count("comm_open") == kinds(cell).count("comm_close") == 3
-    assert "1" in cell.text
-    assert not cell.error
-
-
-def test_a_run_that_prints_keeps_its_one_area(book: Notebook) -> None:
-    source = "def talk():\n    for i in range(100_000):\n        print(i)\n    time.sleep(2)\nr = tplab.launch(talk, 2)"
-    cell = book.run(source)
-    areas = shown(cell)
-    assert len(areas) == 2
-    assert {} in areas
-    assert sum("[rank 1] 99999" in area.get("text/plain", "") for area in areas) == 1
-
-
-def test_an_interrupted_run_leaves_nothing(book: Notebook) -> None:
-    request = book.start("tplab.launch(lambda: time.sleep(600), 2, timeout=None)")
-    book.wait_until_shown(request, WIDGET_VIEW)
-    book.manager.interrupt_kernel()
-    cell = book.finish(request)
-    assert cell.error.startswith("KeyboardInterrupt: the run was interrupted.")
-    assert shown(cell) == [{}]
-    assert "comm_close" in kinds(cell)
-
-
-def test_inside_an_output_widget_nothing_that_ranks_print_is_lost(book: Notebook) -> None:
-    """ipywidgets.Output takes displays and ignores their updates."""
-    book.run("import ipywidgets\ndef talk():\n    time.sleep(dist.get_rank())\n    print('words')")
-    cell = book.run("with ipywidgets.Output():\n    tplab.launch(talk, 3)")
-    texts = [
-        m["content"]["data"]["text/plain"]
-        for m in cell.messages
-        if m["msg_type"] == "display_data" and "text/plain" in m["content"]["data"]
-    ]
-    assert texts == ["[rank 0] words\n[rank 1] words\n[rank 2] words"]
-    assert "comm_close" in kinds(cell)

@@ -3,17 +3,22 @@
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.runtime.kernel import Notebook, notebook
+from tests.runtime.kernel import Cell, Notebook, notebook
+from tplab.runtime.liveview import WIDGET_VIEW
 
 
 @pytest.fixture(scope="module")
 def book() -> Iterator[Notebook]:
-    with notebook() as opened:
-        yield opened
+    """A kernel as JupyterLab starts it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JPY_SESSION_NAME", "chapters/04_parallel_linear.ipynb")
+        with notebook() as opened:
+            yield opened
 
 
 def descendants(book: Notebook) -> list[psutil.Process]:
@@ -144,3 +149,73 @@ def test_errors_and_warnings_under_the_magic_name_the_cell_and_its_line(book: No
 
 def test_import_tplab_starts_the_server_so_the_first_launch_finds_it_warm(book: Notebook) -> None:
     assert len(psutil.Process(book.manager.provisioner.pid).children()) == 1
+
+
+# The live view
+
+
+def shown(cell: Cell) -> list[dict]:
+    """The displays that stand in the output area at the end."""
+    areas: dict[str, dict] = {}
+    for place, message in enumerate(cell.messages):
+        content = message["content"]
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            areas[content.get("transient", {}).get("display_id") or str(place)] = content["data"]
+    return list(areas.values())
+
+
+def kinds(cell: Cell) -> list[str]:
+    return [message["msg_type"] for message in cell.messages]
+
+
+def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    late = (
+        f"def late():\n    while dist.get_rank() and not os.path.exists({str(seen)!r}):\n        time.sleep(0.05)\n"
+        "    dist.all_reduce(torch.ones(2))\n    return 1\n"
+    )
+    request = book.start(late + "tplab.launch(late, 2)[1]")
+    book.wait_until_shown(request, "waits in all_reduce #1 for rank 1")
+    seen.touch()
+    cell = book.finish(request)
+    views = [m["content"] for m in cell.messages if WIDGET_VIEW in m["content"].get("data", {})]
+    assert len(views) == 1
+    assert list(views[0]["data"]) == [WIDGET_VIEW], "no text beside it that nbval could compare"
+    values = [m["content"]["data"].get("state", {}).get("value", "") for m in cell.messages if "comm" in m["msg_type"]]
+    assert any("waits in all_reduce #1 for rank 1" in value and "computing" in value for value in values)
+    assert shown(cell) == [{}]
+    assert kinds(cell).count("comm_open") == kinds(cell).count("comm_close") == 3
+    assert "1" in cell.text
+    assert not cell.error
+
+
+def test_a_run_that_prints_keeps_its_one_area(book: Notebook) -> None:
+    source = "def talk():\n    for i in range(100_000):\n        print(i)\n    time.sleep(2)\nr = tplab.launch(talk, 2)"
+    cell = book.run(source)
+    areas = shown(cell)
+    assert len(areas) == 2
+    assert {} in areas
+    assert sum("[rank 1] 99999" in area.get("text/plain", "") for area in areas) == 1
+
+
+def test_an_interrupted_run_leaves_nothing(book: Notebook) -> None:
+    request = book.start("tplab.launch(lambda: time.sleep(600), 2, timeout=None)")
+    book.wait_until_shown(request, WIDGET_VIEW)
+    book.manager.interrupt_kernel()
+    cell = book.finish(request)
+    assert cell.error.startswith("KeyboardInterrupt: the run was interrupted.")
+    assert shown(cell) == [{}]
+    assert "comm_close" in kinds(cell)
+
+
+def test_inside_an_output_widget_nothing_that_ranks_print_is_lost(book: Notebook) -> None:
+    """ipywidgets.Output takes displays and ignores their updates."""
+    book.run("import ipywidgets\ndef talk():\n    time.sleep(dist.get_rank())\n    print('words')")
+    cell = book.run("with ipywidgets.Output():\n    tplab.launch(talk, 3)")
+    texts = [
+        m["content"]["data"]["text/plain"]
+        for m in cell.messages
+        if m["msg_type"] == "display_data" and "text/plain" in m["content"]["data"]
+    ]
+    assert texts == ["[rank 0] words\n[rank 1] words\n[rank 2] words"]
+    assert "comm_close" in kinds(cell)

@@ -69,3 +69,13 @@ def test_the_last_words_of_a_rank_that_returns_are_not_lost() -> None:
 
     for _ in range(3):
         assert [len(text) for text in tplab.launch(program, 2).output] == [500_000] * 2
+
+
+def test_a_program_that_closes_stdout_still_returns() -> None:
+    ends = [lambda: sys.stdout.close(), lambda: os.close(1), lambda: setattr(sys, "stdout", None)]
+
+    def program() -> int:
+        ends[dist.get_rank()]()
+        return 7
+
+    assert tplab.launch(program, 3) == [7, 7, 7]

@@ -51,7 +51,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(preload, "_INSTALLED", (str(tmp_path), os.path.dirname(os.__file__)))
 
-    def write(source: str, name: str = "to_be_preloaded") -> str:
+    def write(source: str) -> str:
+        name = "to_be_preloaded"
         monkeypatch.delitem(sys.modules, name, raising=False)
         (tmp_path / f"{name}.py").write_text(source)
         importlib.invalidate_caches()
@@ -94,14 +95,6 @@ def test_a_learners_own_file_with_the_name_of_an_installed_module_is_not_importe
     monkeypatch.setattr(preload, "_INSTALLED", (os.path.dirname(os.__file__),))
     wants(name).import_next()
     assert name not in sys.modules
-
-
-def test_what_came_with_another_module_is_not_imported_again(module) -> None:
-    first, second = module("import also_to_be_preloaded"), module("", name="also_to_be_preloaded")
-    wanted = wants(first, second)
-    wanted.import_next()
-    assert len(wanted) == 0
-    assert sys.modules.pop("also_to_be_preloaded")
 
 
 def test_installed_modules_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:

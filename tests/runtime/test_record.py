@@ -124,30 +124,6 @@ def test_one_line_may_communicate_something_else_each_time_and_messages_name_bot
     ]
 
 
-def test_a_line_that_agreed_before_is_compared_again() -> None:
-    times = 300  # the slots of the board have been used more than once
-
-    def program() -> None:
-        for turn in range(times):
-            odd = turn == times - 1 and dist.get_rank() == 1
-            dist.all_reduce(torch.ones(3 if odd else 2))
-
-    with pytest.raises(tplab.RankError, match=rf"all_reduce #{times}.*\[3\] float32"):
-        tplab.launch(program, 2, backend="gloo")
-
-
-def test_a_rank_is_compared_with_what_one_ahead_of_it_did_at_the_same_place() -> None:
-    def program() -> None:
-        if dist.get_rank() == 0:
-            for work in [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(3)]:
-                work.wait()
-        time.sleep(0.5)
-        dist.all_reduce(torch.ones(3))
-
-    with pytest.raises(tplab.RankError, match=r"all_reduce #1.*\[3\] float32"):
-        tplab.launch(program, 2, backend="gloo")
-
-
 def asynchronous() -> None:
     work = dist.all_reduce(torch.ones(3), async_op=True)
     never_awaited = dist.all_reduce(torch.ones(4), async_op=True)
@@ -271,8 +247,6 @@ def test_totals_add_calls_and_bytes_of_one_rank() -> None:
         return Collective(rank, kind, (0, 1), 1, (size,), "float32", size * FLOAT, "sum", None, "f:1:g", 0.0, 1.0)
 
     record = Record([entered(0, "all_reduce", 3), entered(0, "all_reduce", 5), entered(1, "broadcast", 7)])
-    assert record.totals() == {"all_reduce": (2, 32)}
-    assert record.totals(1) == {"broadcast": (1, 28)}
+    assert (record.totals(), record.totals(1)) == ({"all_reduce": (2, 32)}, {"broadcast": (1, 28)})
     assert record.ranks == [0, 1]
-    assert "all_reduce" in repr(record)
     assert "<td>32</td>" in record._repr_html_()

@@ -4,6 +4,7 @@ import datetime
 import os
 import resource
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -234,7 +235,6 @@ PROGRAMS = {  # of each number of ranks: the program, its arguments, and what it
     },
     4: {"each group has memory of its own, and other groups use gloo": (two_groups, (), (1, 0.0, 6.0))},
 }
-RESULTS: dict[int, list[dict]] = {}
 
 
 def everything(programs):
@@ -246,12 +246,11 @@ def everything(programs):
     return found
 
 
+@cache
 def results_on(p: int) -> list[dict]:
     """What `everything` returns on each of p ranks, launched once."""
-    if p not in RESULTS:
-        programs = {name: (program, args) for name, (program, args, _) in PROGRAMS[p].items()}
-        RESULTS[p] = list(tplab.launch(everything, p, args=(programs,), timeout=240))
-    return RESULTS[p]
+    programs = {name: (program, args) for name, (program, args, _) in PROGRAMS[p].items()}
+    return list(tplab.launch(everything, p, args=(programs,), timeout=240))
 
 
 @pytest.mark.parametrize("p", PROGRAMS)
@@ -297,39 +296,26 @@ def test_a_deadlock_is_reported_with_the_call_and_its_line():
     assert "test_shared_memory.py" in str(caught.value)
 
 
-def a_rank_loses_its_connections():
+def late_and_lost():
+    """Return what rank 0 is told by a group that waits for one second, and by one whose rank 1 has gone."""
+    x, group = torch.ones(5000), dist.new_group(timeout=datetime.timedelta(seconds=1))
     assert share_memory(None, LARGEST)
-    x = torch.ones(5000)
+    assert share_memory(group, LARGEST)
     dist.all_reduce(x)
     if dist.get_rank() == 1:
-        dist.destroy_process_group()
-        return ""
-    try:
-        dist.all_reduce(x)
-    except RuntimeError as error:
-        return str(error)
-    return f"the sum is {x[0]}"
-
-
-def test_a_lost_connection_raises_gloos_error():
-    assert "peer" in tplab.launch(a_rank_loses_its_connections, 2, timeout=LIMIT)[0]
-
-
-def too_late():
-    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
-    assert share_memory(group, LARGEST)
-    if dist.get_rank() == 1:
         time.sleep(3)
-        return ""
-    try:
-        with unrecorded():  # so that launch doesn't report it first
-            dist.all_reduce(torch.ones(5000), group=group)
-    except RuntimeError as error:
-        return str(error)
+        dist.destroy_process_group()
+        return None
+    with pytest.raises(RuntimeError) as late, unrecorded():  # so that launch doesn't report it first
+        dist.all_reduce(x, group=group)
+    with pytest.raises(RuntimeError) as lost:
+        dist.all_reduce(x)
+    return str(late.value), str(lost.value)
 
 
-def test_a_rank_waits_only_as_long_as_its_group_says():
-    message = tplab.launch(too_late, 2, timeout=LIMIT)[0]
-    assert message == (
+def test_a_rank_waits_only_as_long_as_its_group_says_and_a_lost_connection_raises_gloos_error():
+    late, lost = tplab.launch(late_and_lost, 2, timeout=LIMIT)[0]
+    assert late == (
         "Timed out after 1 s in an all-reduce of 20,000 bytes: these ranks of the group haven't joined it: 1"
     )
+    assert "peer" in lost

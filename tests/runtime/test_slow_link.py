@@ -37,7 +37,6 @@ def test_the_seconds_are_those_of_the_cost_model(p: int) -> None:
 def test_a_link_describes_itself_and_checks_its_numbers() -> None:
     assert SlowLink(1e-3, 0.2e9).text == "as if the link had 200 MB/s and a latency of 1 ms"
     assert SlowLink(bandwidth=2e9).text == "as if the link had 2 GB/s"
-    assert SlowLink(alpha=1.0).text.endswith("a latency of 1 s")
     for numbers in ({"alpha": -1.0}, {"alpha": math.inf}, {"bandwidth": 0.0}, {"bandwidth": math.nan}):
         with pytest.raises(ValueError, match=str(next(iter(numbers.values())))):
             SlowLink(**numbers)

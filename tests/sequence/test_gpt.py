@@ -4,7 +4,6 @@ The models and the layers are those of tests/gpt. Here each rank gets only its o
 """
 
 import copy
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,11 +25,11 @@ from tests.gpt.twins import (
     plain_gpt,
     plain_layer,
 )
-from tests.reference import assert_close
+from tests.memory.test_memory import as_on_a_gpu
+from tests.reference import assert_close, random
 from tests.tensor.on_ranks import assert_refused, assert_trains_like, own_group, refusals, traffic
 from tplab import launch, record
 from tplab.collectives.by_hand import rank_and_size
-from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import layer_activations
@@ -42,7 +41,6 @@ from tplab.sequence.gpt import (
 )
 from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
-from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import seed_all
@@ -50,7 +48,6 @@ from tplab.tensor.rng import seed_all
 SEQUENCE, MEMORY = 8, 4
 SIZE = BATCH * SEQUENCE * HIDDEN * 8  # bytes of [b, s, h] in float64
 ALONG_THE_SEQUENCE = dict.fromkeys(("x", "memory", "out"), (1, 1))
-RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times (p-1)/p of its bytes, sent by each rank
 
 
 # The layer
@@ -72,22 +69,9 @@ def _train_layers(group=None):
                 assert sent == [[gather, scatter] * 2, of_a_block * 2]
 
 
-def _without_the_all_reduce():
-    """The gradients of what is replicated are summands. One all-reduce sums all of them."""
-    plain, layer = plain_layer("causal"), parallel_layer("causal", region=SEQUENCE_PARALLEL)
-    load_full_state_dict(layer, plain.state_dict())
-    (given, dy), _ = layer_batches("causal", SEQUENCE)
-    plain(given["x"]).backward(dy)
-    rank, p = dist.get_rank(), dist.get_world_size()
-    layer(given["x"].chunk(p, 1)[rank]).backward(dy.chunk(p, 1)[rank])
-    replicated = {n for n, _ in plain.named_parameters() if "norm" in n or n.endswith(("out.bias", "down.bias"))}
-    marked = {name for name, parameter in layer.named_parameters() if hasattr(parameter, "sequence_parallel")}
-    assert marked == replicated
-    for name in replicated:
-        summand, gradient = layer.get_parameter(name).grad.clone(), plain.get_parameter(name).grad
-        assert not torch.allclose(summand, gradient, rtol=0.01)
-        dist.all_reduce(summand)
-        assert_close(summand, gradient)
+def _all_gradients_are_summed_at_once():
+    layer = parallel_layer("causal", region=SEQUENCE_PARALLEL)
+    layer(random((BATCH, SEQUENCE // dist.get_world_size(), HIDDEN), "x")).sum().backward()
     with record() as summing:
         allreduce_sequence_parallel_gradients(layer)
     assert traffic(summing) == [[("all_reduce", "sum", 8 * 6 * HIDDEN)]]  # two norms, two biases
@@ -119,11 +103,6 @@ def small_config(**options):
 # What autograd keeps
 
 
-def one_byte_dropout(x, p=0.5, training=True):
-    """F.dropout as on a GPU, with a mask of one byte an element; on a CPU it keeps one of the dtype of x."""
-    return torch.native_dropout(x, p, True)[0] if training and p else x
-
-
 def _kept_bytes(config, recompute):
     """Bytes that autograd keeps of a layer on a rank: as in chapter 10; cut, gathering once; cut, gathering again."""
     dropped = {"hidden_dropout": config.dropout, "attention_dropout": 0.0 if config.flash_attention else config.dropout}
@@ -149,7 +128,7 @@ def _a_layer_keeps_what_the_formula_says():
         whole = sum(layer_activations(config, BATCH, p, recompute=recompute).values())
         cut_ = sum(layer_activations(config, BATCH, p, sequence_parallel=True, recompute=recompute).values())
         inputs = 2 * 2 * BATCH * config.seq_length * config.hidden_size  # of two blocks, in 16 bits
-        with mock.patch.object(F, "dropout", one_byte_dropout):
+        with as_on_a_gpu():
             kept = _kept_bytes(config, again)
         assert kept == [whole, cut_ + inputs - inputs // p, cut_]
 
@@ -179,21 +158,10 @@ def _train_gpts(cases, group=None):
         assert_close(model(ids, gather=True).detach(), twin(ids).detach())
 
 
-def _send_as_much():
-    """With the traffic of a ring, a step sends as much as without sequence parallelism."""
-    sent = []
-    for model in (SequenceParallelGPT(GPT2), ParallelGPT(GPT2)):
-        with record() as section:
-            model(*tokens()).backward()
-        sent.append(sum(RING[call.kind] * call.bytes for call in section))
-    assert sent[0] == sent[1] > 0
-
-
 def _on_four_ranks():
     _train_layers()
     _train_gpts(GPT_CASES)
-    _without_the_all_reduce()
-    _send_as_much()
+    _all_gradients_are_summed_at_once()
     group = own_group()
     _train_layers(group)
     _train_gpts(GPT_CASES[1:2], group)

@@ -144,19 +144,3 @@ def assert_trains_like(
         known = name in marks or name == "out"
         assert_close(found[name], part(name if known else name.removeprefix("d"), whole), tolerance)
     return sent
-
-
-def assert_shards(
-    results: Iterable[Mapping], expected: Mapping, cuts: Mapping[str, tuple], tolerance: float = TOLERANCE
-) -> None:
-    """Every rank has its shards of what a single process has.
-
-    cuts:  name -> (dim, stride), also for the gradient, d<name>; everything else is replicated
-    """
-    results = list(results)
-    for rank, result in enumerate(results):
-        assert set(result) == set(expected)
-        for name, whole in expected.items():
-            dim, stride = cuts.get(name) or cuts.get(name.removeprefix("d")) or (None, 1)
-            mine = whole if dim is None else cut(whole, dim, rank, len(results), stride)
-            assert_close(result[name], mine, tolerance)

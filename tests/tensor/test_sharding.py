@@ -104,17 +104,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_sharded_parameter_says_so_after(name):
-    module = CHANGES[name](Half())
-    assert module.weight.tensor_parallel == Sharding(dim=1, stride=3)
-    assert not hasattr(module.scale, "tensor_parallel")
-
-
 def _ranks_in_groups():
     group, own = own_group(), GROUPS[dist.get_rank() % 2]
     for name, change in CHANGES.items():
-        assert shard_ranks(change(Half(group)).weight) == tuple(own), name
+        module = change(Half(group))
+        assert module.weight.tensor_parallel == Sharding(dim=1, stride=3), name
+        assert shard_ranks(module.weight) == tuple(own), name
+        assert not hasattr(module.scale, "tensor_parallel"), name
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     own_layer = nn.Linear(2, 2)
     own_layer.weight.tensor_parallel = Sharding(0)
@@ -122,7 +118,7 @@ def _ranks_in_groups():
     assert others == [(0, 1, 2, 3), (dist.get_rank(),), None, None]  # unknown without a group, none if replicated
 
 
-def test_a_sharded_parameter_knows_the_ranks_that_have_its_shards():
+def test_a_sharded_parameter_says_so_and_knows_the_ranks_that_have_its_shards_whatever_is_done_to_its_module():
     launch(_ranks_in_groups, 4)
 
 

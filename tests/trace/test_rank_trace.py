@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tplab import launch, record
 from tplab.runtime import hooks
 from tplab.tensor.linear import ColumnParallelLinear
-from tplab.trace.chrome import chrome_trace, rows_of, save_chrome_trace
+from tplab.trace.chrome import chrome_trace, save_chrome_trace
 from tplab.trace.rank_trace import LANES, RankTrace, Span, _worker, trace_rank
 
 TOKENS, IN, OUT = 512, 256, 512
@@ -150,15 +150,6 @@ def test_a_trace_without_ranks_has_the_operations():
         torch.ones(8, 8) @ torch.ones(8, 8)
     assert "mm" in [span.name for span in trace.lane("compute")]
     assert trace.rank == 0
-
-
-def test_rows_hold_spans_that_do_not_overlap():
-    drawn = spans("communicate", (0, 4), (1, 2), (2, 6), (4, 5), (5, 9))
-    rows = rows_of(drawn)
-    assert sorted(span.start for row in rows for span in row) == [0, 1, 2, 4, 5]
-    assert len(rows) == 2
-    for row in rows:
-        assert all(early.end <= late.start for early, late in zip(row, row[1:], strict=False))
 
 
 def test_the_chrome_trace_is_a_process_a_rank_and_a_row_a_lane(two, tmp_path):

@@ -186,10 +186,7 @@ def test_a_message_is_between_its_ranks_and_its_arrow_leads_from_the_sender_to_t
         assert clockwise == ((message.target - message.source) % p == 1)
 
 
-def test_a_picture_says_whose_ring_it_is_and_why_and_describes_what_moved():
-    frames = viz.ring_run(made_up(3, "tplab's ring_all_reduce", NOTE))
-    assert texts(frames[1])[1] == NOTE
-    assert frames[1].description.startswith(NOTE)
-    description = viz.ring_run(made_up(3))[3].description
-    assert "rank 1 sent chunk 1, summed over ranks 0, 1, 2, to rank 2" in description
-    assert "rank 0 has the complete chunks 0, 2; rank 1 has the complete chunks 0, 1" in description
+def test_a_picture_says_whose_ring_it_is_and_why():
+    picture = viz.ring_run(made_up(3, "tplab's ring_all_reduce", NOTE))[1]
+    assert texts(picture)[1] == NOTE
+    assert picture.description.startswith(NOTE)

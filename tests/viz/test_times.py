@@ -11,7 +11,6 @@ from tplab.pipeline.schedule_order import simulate
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from tplab.trace.rank_trace import RankTrace, Span
 from tplab.viz.colors import RED, tint
-from tplab.viz.overlap import merged
 
 WAITING = ["dZ", "dB", "dX", "start", "wait", "dA"]
 HIDDEN = ["dZ", "dX", "start", "dB", "dA", "wait"]
@@ -94,18 +93,6 @@ def test_predictions_are_drawn_where_they_are_and_say_how_far_they_are_off():
     left, right = picture.axes[0].get_xlim()
     assert left < 95
     assert right > 110
-
-
-def test_neighbors_in_a_lane_that_are_too_short_to_see_are_one_bar():
-    spans = [Span("compute", name, start, end) for name, start, end in (
-        ("mm", 0.0, 1.0), ("add", 1.0, 1.004), ("mul", 1.004, 1.008), ("t", 1.2, 1.201), ("mm", 1.201, 2.0),
-    )]  # fmt: skip
-    sends = [Span("communicate", "all_reduce", 1.005, 1.006)]
-    found = [(span.lane, span.name, span.start, span.end) for span in merged([*spans, *sends], small=0.01)]
-    assert found == [
-        ("communicate", "all_reduce", 1.005, 1.006), ("compute", "mm", 0.0, 1.0), ("compute", "", 1.0, 1.008),
-        ("compute", "t", 1.2, 1.201), ("compute", "mm", 1.201, 2.0),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("runs", [RUNS, {"four": run(0, p=4)}])

@@ -63,48 +63,33 @@ def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(setting
     assert train == [text for text in originals if text in train]
     assert validation
     assert not set(train) & set(validation)
-    assert files.train.dtype == np.uint16
     assert isinstance(files.train, np.memmap)
     assert np.array_equal(files.train, np.fromfile(files.folder / "train.bin", "<u2"))
     assert files.vocab_size == 300 == files.tokenizer.get_vocab_size() > files.train.max()
     megabytes = sum(len(text.encode()) for text in originals) / 1e6
     assert str(files).startswith(f"The text has {megabytes:.2f} MB in 40 documents. That's ")
     assert f"{len(files.train):,} tokens for training" in str(files)
-    ids, targets = Batches(files.train, 16, 4, 0).batch(0)
-    assert ids.shape == targets.shape == (4, 16)
 
 
-def spread_out(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
-    """A small tokenizer whose pairs have the last of `vocab_size` ids."""
-    description = json.loads(train_tokenizer(documents, 300).to_str())
-    vocab = description["model"]["vocab"]
-    vocab = {piece: id if id <= 256 else vocab_size - 300 + id for piece, id in vocab.items()}
-    unused = {f"unused {number}": number for number in range(257, vocab_size - 300 + 257)}
-    description["model"]["vocab"] = vocab | unused
-    return Tokenizer.from_str(json.dumps(description))
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
+def test_more_than_65536_ids_take_four_bytes(
+    vocab_size: int, dtype: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_unused_ids(documents: Sequence[Document], _: int) -> Tokenizer:
+        tokenizer = train_tokenizer(documents, 300)
+        tokenizer.add_tokens([f"unused {number}" for number in range(vocab_size - 300)])
+        return tokenizer
 
-
-def test_ids_beyond_65535_take_four_bytes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "train_tokenizer", spread_out)
-    files = prepare(replace(settings, vocab_size=65_537))
-    assert files.vocab_size == 65_537
-    assert files.train.dtype == np.uint32
-    assert files.train.max() == 65_536
-    assert set(texts_in(files, "train.bin", "<u4")) < {path.read_bytes().decode() for path in texts_of(settings)}
-    assert Batches(files.train, 200, 2, 0).batch(0)[0].max() > 65_300
-    assert prepare(replace(settings, vocab_size=65_536)).train.dtype == np.uint16
+    monkeypatch.setattr(tokens, "train_tokenizer", with_unused_ids)
+    files = prepare(settings)
+    assert (files.vocab_size, files.train.dtype) == (vocab_size, np.dtype(dtype))
+    assert set(texts_in(files, "train.bin", dtype)) < {path.read_bytes().decode() for path in texts_of(settings)}
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """A list that grows with each folder that is made from now on."""
-    folders_made: list[Path] = []
-    make = tokens._make
-
-    def counted(folder, *args):
-        folders_made.append(folder)
-        make(folder, *args)
-
-    monkeypatch.setattr(tokens, "_make", counted)
+    folders_made, make = [], tokens._make
+    monkeypatch.setattr(tokens, "_make", lambda folder, *args: folders_made.append(folder) or make(folder, *args))
     return folders_made
 
 
@@ -145,19 +130,10 @@ def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settin
     assert prepare(inside).fingerprint != elsewhere.fingerprint, "text beside a run is text"
 
 
-def test_the_same_text_gives_the_same_bytes(settings: Settings, tmp_path: Path) -> None:
-    one = prepare(settings)
-    other = prepare(replace(settings, folder=str(tmp_path / "elsewhere" / "run")))
-    assert one.folder != other.folder
-    for name in ("tokenizer.json", "train.bin", "validation.bin", "about.json"):
-        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
-
-
-def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(settings: Settings) -> None:
-    for name, seq_length in (("the held-out text", 2000), ("the text for training", 200_000)):
-        says = rf"^{name} has only [\d,]+ tokens, .*seq_length={seq_length} .* need {seq_length + 1:,}"
-        with pytest.raises(ValueError, match=says):
-            prepare(replace(settings, seq_length=seq_length))
+@pytest.mark.parametrize(("name", "seq_length"), [("the held-out text", 2000), ("the text for training", 200_000)])
+def test_a_text_too_short_for_one_sequence_is_refused(name: str, seq_length: int, settings: Settings) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} has only [\d,]+ tokens"):
+        prepare(replace(settings, seq_length=seq_length))
 
 
 def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(settings: Settings) -> None:
@@ -199,8 +175,9 @@ def test_a_full_disk_leaves_nothing_behind(settings: Settings, monkeypatch: pyte
     assert [path.name for path in Path(settings.folder).parent.rglob("*")] == ["tokens", ".lock"]
 
 
-def on_ranks(settings: Settings, missing: str, other: str) -> tuple[str, int, list[list[int]], str, str]:
-    """What was prepared, how often the text was read for it here, this rank's rows of a batch, and two errors."""
+def on_ranks(settings: Settings, missing: str, other: str) -> tuple[str, int, int, list[list[int]], str, str]:
+    """What was prepared, how often this rank read the text, how many folders it made when both ranks needed the same
+    one, its rows of a batch, and two errors."""
     read, gather = [], tokens.gather
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "gather", lambda *args, **more: read.append(args) or gather(*args, **more))
@@ -209,41 +186,30 @@ def on_ranks(settings: Settings, missing: str, other: str) -> tuple[str, int, li
     rows = data.own(3, dist.get_rank(), dist.get_world_size())[0].tolist()
     with pytest.raises(FileNotFoundError) as nowhere:
         prepare(replace(settings, data=missing))
-    os.environ["LOCAL_RANK"] = "0"  # as on two machines
+    os.environ["LOCAL_RANK"] = "0"  # as on two machines, which share a disk here
+    with pytest.MonkeyPatch.context() as patch:
+        folders_made = made(patch)
+        prepare(replace(settings, data=other))
     with pytest.raises(ValueError, match="different text") as apart:
         prepare(replace(settings, data=other) if dist.get_rank() == 1 else settings)
-    return files.fingerprint, len(read), rows, str(nowhere.value), str(apart.value)
+    return files.fingerprint, len(read), len(folders_made), rows, str(nowhere.value), str(apart.value)
 
 
 def test_one_rank_makes_them_the_others_wait_and_all_are_told_of_an_error(settings: Settings, tmp_path: Path) -> None:
     """From more text than elsewhere here, so that rank 1 waits longer than it takes to call something a deadlock."""
     missing, other = str(tmp_path / "missing"), str(write_texts(tmp_path / "other", "another"))
     wanted = replace(settings, data=None, data_limit=2_000_000, vocab_size=1000)
-    (one, reads_one, rows_one, *said), (two, reads_two, rows_two, *said_two) = launch(
-        on_ranks, 2, args=(wanted, missing, other), timeout=300
-    )
+    found = launch(on_ranks, 2, args=(wanted, missing, other), timeout=300)
+    (one, reads_one, made_one, rows_one, *said), (two, reads_two, made_two, rows_two, *said_two) = found
     assert one == two
     assert (reads_one, reads_two) == (1, 0)
+    assert {made_one, made_two} == {0, 1}, "of several programs at once, one makes them"
     made_there = TokenFiles(tmp_path / "runs" / "tokens" / one)
     assert rows_one + rows_two == Batches(made_there.train, 16, 16, 0).batch(3)[0].tolist()
     assert said[0].startswith(f"no such folder or file: {missing}")
     assert said_two[0] == f"rank 0: {said[0]}"
     assert "rank 0 has" in said[1]
     assert "rank 1 has" in said_two[1]
-
-
-def each_for_itself(settings: Settings) -> tuple[int, list[int]]:
-    """As programs do that know nothing of each other: how many folders this one made, and what it found."""
-    with pytest.MonkeyPatch.context() as patch:
-        folders_made = made(patch)
-        ids = tokens._found_or_made(settings).train[:50].tolist()
-    return len(folders_made), ids
-
-
-def test_of_several_programs_at_once_one_makes_them(settings: Settings) -> None:
-    results = launch(each_for_itself, 2, args=(settings,))
-    assert sorted(count for count, _ in results) == [0, 1]
-    assert len({tuple(ids) for _, ids in results}) == 1
 
 
 PROGRAM = """

@@ -55,13 +55,13 @@ def solution(exercise: str) -> str:
     return next(cell.source for cell in read_notebook(path) if is_answer(cell, exercise))
 
 
-def swapped(exercise: str, *swaps: tuple[str, str], before: str = "", after: str = "") -> dict[str, str]:
-    """The solution with parts of it replaced, and with code before and after it."""
+def swapped(exercise: str, *swaps: tuple[str, str], before: str = "") -> dict[str, str]:
+    """The solution with parts of it replaced, and with code before it."""
     source = solution(exercise)
     for old, new in swaps:
         assert old in source
         source = source.replace(old, new)
-    return {exercise: before + source + after}
+    return {exercise: before + source}
 
 
 def wrong(exercise: str, name: str) -> dict[str, str]:

@@ -1,6 +1,12 @@
-"""One configuration: from a preset, a file or flags; wrong ones are told with the field and what would fit."""
+"""One configuration: from a preset, a file or flags. Wrong settings are told with the field and what would fit, and a
+run's folder with checkpoints binds the settings of the next one.
+"""
 
-from dataclasses import asdict, fields, replace
+import errno
+import os
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +14,8 @@ import torch
 from tplab.capstone import command
 from tplab.capstone.command import parser
 from tplab.capstone.settings.io import PRESETS, from_values, read_settings, settings_of
-from tplab.capstone.settings.settings import OF_THE_LAYOUT, Settings, changed
+from tplab.capstone.settings.run_folder import check_unchanged, checkpoints_in, locked, write_settings
+from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.ranks import check_started, join
 
 
@@ -35,12 +42,9 @@ def test_a_preset_is_chosen_by_the_machine(gpus, torchrun, flags, name, tp, tmp_
     assert (found.hidden_size, found.tp) == (PRESETS[name].hidden_size, tp)
 
 
-def test_every_field_has_a_flag_and_help_is_in_groups():
+def test_every_field_has_a_flag():
     text = parser().format_help()
     assert all(f"--{field.name.replace('_', '-')}" in text for field in fields(Settings))
-    places = [text.index(line) for line in ("the model:", "  --num-layers", "the parallel layout:", "  --tp N")]
-    assert places == sorted(places)
-    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
@@ -72,11 +76,7 @@ def test_what_is_saved_is_read_again(tmp_path):
         ({"tp": 2, "sequence_parallel": True, "seq_length": 5}, "a multiple of tp=2, but seq_length=5"),
         ({"tp": 0}, "tp=0 should be 1 or more"),
         ({"batch_size": 12, "micro_batch_size": 8}, "batch_size=12 should be a multiple of .* = 1 · 8 = 8. Try 16$"),
-        (
-            {"layers": "plain", "tp": 2},
-            'layers="plain" only supports tp=1. Use that instead of tp=2, or use layers="tp',
-        ),
-        ({"layers": "plain", "recompute": "layers"}, "only supports recompute=nothing"),
+        ({"layers": "plain", "tp": 2}, 'only supports tp=1. Use that instead of tp=2, or use layers="tplab"'),
         ({"layers": "mine", "zero": 1, "dp": 2, "batch_size": 32}, 'layers="mine" only supports zero=0'),
         ({"layers": "mine", "ffn_hidden_size": 100}, "only supports ffn_hidden_size=512"),
         ({"pp": 5}, "pp=5 is too large: each stage needs one of the num_layers=4 layers"),
@@ -107,22 +107,57 @@ def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
     check_started(Settings(tp=2, pp=2, dp=2, batch_size=32), 8)
     with pytest.raises(ValueError, match="= 4 ranks, but 8 were started. To fix that, change --tp, --pp or --dp"):
         check_started(Settings(tp=2, pp=2), 8)
-    with pytest.raises(
-        ValueError,
-        match="but 1 was started. To fix that, change --tp, --pp or --dp, start 2 ranks with `torchrun --standalone",
-    ):
+    with pytest.raises(ValueError, match="but 1 was started. .* start 2 ranks with `torchrun --standalone"):
         join(Settings(tp=2))
 
 
-def test_how_a_run_is_laid_out_may_change():
-    before = Settings()
-    now = Settings(tp=2, pp=2, dp=2, zero=3, sequence_parallel=True, micro_batch_size=4, log_every=3, keep=9)
-    assert changed(now, before) == {}
-    different = {name for name, value in asdict(now).items() if value != asdict(before)[name]}
-    assert different - {"log_every", "keep"} == set(OF_THE_LAYOUT) - {
-        "layers", "async_grad_allreduce", "shared_memory", "recompute", "compile",
-    }  # fmt: skip
-    tuned = replace(before, learning_rate=1e-2, precision="bfloat16", keep=1)
-    assert changed(tuned, before) == {}
-    other = replace(before, num_layers=2, gated=True, seed=1, precision="float64")
-    assert set(changed(other, before)) == {"num_layers", "gated", "seed", "precision"}
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    settings = Settings(folder=str(tmp_path / "run"))
+    write_settings(settings)
+    return settings
+
+
+def save(settings: Settings, name: str) -> None:
+    (Path(settings.folder) / "checkpoints" / name).mkdir(parents=True)
+
+
+def test_a_new_folder_and_a_first_save_that_was_killed_bind_nobody(settings: Settings) -> None:
+    check_unchanged(replace(settings, folder=f"{settings.folder}-new"))
+    save(settings, "step-000002.saving")
+    assert not checkpoints_in(Path(settings.folder))
+    check_unchanged(replace(settings, seed=1))
+
+
+def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> None:
+    other = replace(settings, weight_decay=0.2, hidden_size=64, seed=1)
+    check_unchanged(other)  # there is nothing yet
+    save(settings, "step-000002")
+    check_unchanged(replace(settings, tp=2, pp=2, dp=2, zero=2, sequence_parallel=True, micro_batch_size=4, keep=9))
+    check_unchanged(
+        replace(settings, async_grad_allreduce=False, shared_memory=False, recompute="layers", compile=True)
+    )
+    check_unchanged(replace(settings, layers="mine", log_every=7))
+    check_unchanged(replace(settings, learning_rate=5e-4, steps=900, precision="bfloat16"))
+    for change in ({"precision": "float64"}, {"num_layers": 2}, {"gated": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(change))} was .* and is now"):
+            check_unchanged(replace(settings, **change))
+    with pytest.raises(ValueError, match="different settings") as raised:
+        check_unchanged(other)
+    for line in ("hidden_size was 128 and is now 64", "weight_decay was 0.1 and is now 0.2"):
+        assert line in str(raised.value)
+    assert re.search("seed +was 0 and is now 1", str(raised.value))
+    assert read_settings(Path(settings.folder) / "settings.yaml") == settings
+    (Path(settings.folder) / "settings.yaml").unlink()
+    with pytest.raises(ValueError, match="checkpoints, but not the settings.yaml"):
+        check_unchanged(settings)
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OSError, match=r"can't write to .*run \(Read-only file system\)\. Use a --folder in a place"):
+        with locked(tmp_path / "run"):
+            pass

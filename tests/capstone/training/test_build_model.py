@@ -12,10 +12,7 @@ from tplab.capstone.training.build_model import build_model, for_generation
 from tplab.gpt.generation import generate
 from tplab.tensor.full_state import full_state_dict
 
-KINDS = {
-    "tplab": {"layers": "tplab"},
-    "mine": {"layers": "mine"},
-}
+KINDS = ("tplab", "mine")
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +35,13 @@ def assert_same(found, right):
 
 
 def _everything(answers):
-    variants = {name: variant(tp=2, **changes) for name, changes in KINDS.items()}
-    return few_steps_of_each(variants, answers), _parameters_and_text(answers), _in_bfloat16(answers)
+    """What two ranks tell of each kind: its steps, its parameters and text, and a loss in bfloat16."""
+    steps = few_steps_of_each({kind: variant(tp=2, layers=kind) for kind in KINDS}, answers)
+    return steps, *({kind: of(kind, answers) for kind in KINDS} for of in (_parameters_and_text, _in_bfloat16))
 
 
 @pytest.fixture(scope="module")
 def two(answers):
-    """What two ranks tell: steps, parameters and text, losses in bfloat16."""
     return list(zip(*launch(_everything, 2, args=(answers,), timeout=300), strict=True))
 
 
@@ -61,23 +58,17 @@ def test_all_layers_have_the_losses_and_norms_of_plain_pytorch(two, answers, rig
 # What comes of a model
 
 
-def _parameters_and_text(answers):
-    """Of each kind: the names, shapes and marks; whole weights; what its writer continues; gradients and memory."""
-    found = {}
-    for name in KINDS:
-        settings = variant(tp=2, **KINDS[name])
-        model, _ = make(settings, answers)
-        model(*batch(0)).backward()
-        for gradient in gradients(model):
-            gradient.mul_(2)
-        torch.optim.SGD(model.parameters(), lr=0.5).step()
-        writer = for_generation(model)
-        marks = {n: getattr(p, "tensor_parallel", None) for n, p in model.named_parameters()}
-        shards = {n: list(p.shape) for n, p in writer.named_parameters()}
-        whole = full_state_dict(writer, writer.group)
-        text = generate(writer, batch(1)[0][:1, :3], 4)
-        found[name] = marks, shards, whole, text
-    return found
+def _parameters_and_text(kind, answers):
+    """The marks and shapes of the parameters, full weights after an update, and what the model's writer continues."""
+    model, _ = make(variant(tp=2, layers=kind), answers)
+    model(*batch(0)).backward()
+    for gradient in gradients(model):
+        gradient.mul_(2)
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    writer = for_generation(model)
+    marks = {name: getattr(p, "tensor_parallel", None) for name, p in model.named_parameters()}
+    shards = {name: list(p.shape) for name, p in writer.named_parameters()}
+    return marks, shards, full_state_dict(writer, writer.group), generate(writer, batch(1)[0][:1, :3], 4)
 
 
 def test_every_model_has_the_marks_and_shards_of_parallel_gpt_and_writes_with_its_own_weights(two):
@@ -107,16 +98,13 @@ def test_the_first_weights_depend_on_the_seed_alone_and_nothing_else_is_drawn():
     assert not torch.equal(exact.embedding.weight, other.embedding.weight)
 
 
-def _in_bfloat16(answers):
-    losses = {}
-    for name in KINDS:
-        model, _ = make(variant(tp=2, precision="bfloat16", **KINDS[name]), answers)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(*batch(0))
-        loss.backward()
-        kinds = {str(p.dtype) for p in model.parameters()} | {str(gradient.dtype) for gradient in gradients(model)}
-        losses[name] = loss.item(), str(loss.dtype), kinds
-    return losses
+def _in_bfloat16(kind, answers):
+    model, _ = make(variant(tp=2, precision="bfloat16", layers=kind), answers)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(*batch(0))
+    loss.backward()
+    of_weights = {str(p.dtype) for p in model.parameters()} | {str(gradient.dtype) for gradient in gradients(model)}
+    return loss.item(), str(loss.dtype), of_weights
 
 
 def test_products_in_bfloat16_leave_loss_and_weights_in_float32(two, right):

@@ -1,19 +1,112 @@
-"""The log: every row is there at once, a kill costs the last line at most, and a run that goes on appends."""
+"""What a run measures, agrees on, logs and is asked: each step's figures are the same on every rank, a kill costs the
+last line of the log at most, and Ctrl-C becomes a `stop` file.
+"""
 
 import os
+import signal
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from tests.capstone.made_up import SETTINGS, step_row
+from tests.capstone.small import SMALL
+from tplab import launch, record
+from tplab.capstone.training import meter as meters
 from tplab.capstone.training.console import ConsoleLog
 from tplab.capstone.training.log import Log, read_log, steps_of
+from tplab.capstone.training.meter import Clock, Figures, Meter, known_machine
+from tplab.capstone.training.ranks import join
+from tplab.capstone.training.step_summary import StepSummary, summarize
+from tplab.capstone.training.stopping import stop_file, stops_on_signal
 
 
-def step(number: int, loss: float = 2.0) -> dict[str, Any]:
-    return {
-        "kind": "step", "step": number, "loss": loss, "learning_rate": 1e-3, "norm": 1.5, "seconds": 0.5, "tokens": 64,
-        "tokens_per_second": 128.0, "communication": [0.1, 0.3], "sent": [10, 10], "memory": [7, 8],
-    }  # fmt: skip
+def test_what_lies_between_steps_does_not_count(monkeypatch):
+    now = iter([0.0, 10.0, 15.0, 100.0, 104.0])
+    monkeypatch.setattr(meters.time, "perf_counter", lambda: next(now))
+    clock = Clock()  # 0
+    clock.go_on()  # 10
+    clock.count()
+    clock.count()
+    assert clock.mean() == 2.5  # 15
+    clock.go_on()  # 100, after a checkpoint
+    clock.count()
+    assert clock.mean() == 4.0  # 104
+
+
+class OnAGPU:
+    """What a step's marks tell, once the GPU has come to the end of the step."""
+
+    ended = 0  # steps
+    made = 0
+
+    def __init__(self) -> None:
+        OnAGPU.made += 1
+        self.number = OnAGPU.made
+
+    def begin(self) -> None: ...
+
+    end = begin
+
+    @property
+    def is_over(self) -> bool:
+        return self.number <= OnAGPU.ended
+
+    @property
+    def share(self) -> float:
+        assert self.is_over
+        return self.number / 10
+
+
+def test_on_a_gpu_the_share_is_that_of_the_newest_step_that_has_ended(monkeypatch):
+    monkeypatch.setattr(meters, "StreamWaits", OnAGPU)
+    monkeypatch.setattr(OnAGPU, "made", 0)
+    meter, found = Meter(torch.device("cuda", 0)), []
+    for ended in (0, 0, 2, 2, 4):  # while steps 1 to 5 are handed out
+        OnAGPU.ended = ended
+        with meter.step():
+            pass
+        found.append(meter.figures.communication)
+    assert found == [None, None, 0.2, 0.2, 0.4]
+
+
+KNOWN = {"NVIDIA H200": "H200 DGX", "NVIDIA H100 80GB HBM3": "H100 DGX", "NVIDIA A100-SXM4-80GB": "A100 DGX"}
+OTHERS = ["NVIDIA GeForce RTX 4090", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"]
+
+
+def test_a_gpu_is_known_by_its_name(monkeypatch):
+    for name in [*KNOWN, *OTHERS]:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        found = known_machine(torch.device("cuda", 0))
+        assert (found and found.name) == KNOWN.get(name)
+    assert known_machine(torch.device("cpu")) is None
+
+
+def figures_of(rank: int) -> Figures:
+    """With more bytes than float32 can tell exactly. Rank 1 doesn't know its share."""
+    return Figures(None if rank == 1 else rank / 10, 10 * rank, 100_000_000_001 * rank)
+
+
+def _told() -> tuple[StepSummary, int]:
+    """Two replicas of two ranks. Rank 3 is asked to stop; nobody but the first of a replica is asked for its loss."""
+    ranks, rank = join(replace(SMALL, tp=2, dp=2, batch_size=16)), dist.get_rank()
+    loss = {0: 2.0, 2: 5.0}.get(rank, 1000.0)
+    with record() as section:
+        told = summarize(ranks, torch.tensor(loss), torch.tensor(0.25), rank == 3, figures_of(rank))
+    return told, len(section)
+
+
+def test_all_ranks_are_told_the_same_in_one_message():
+    figures = [figures_of(rank) for rank in range(4)]
+    for told, messages in launch(_told, 4):
+        assert told == StepSummary(3.5, 0.25, True, figures)
+        assert messages == 1
+
+
+step = partial(step_row, SETTINGS)
 
 
 def start(number: int) -> dict[str, Any]:
@@ -23,23 +116,15 @@ def start(number: int) -> dict[str, Any]:
 EVALUATION = {"kind": "evaluation", "step": 1, "loss": 3.0}
 
 
-def test_rows_are_read_as_they_were_written(tmp_path):
-    rows = [start(1), step(1), EVALUATION, {"kind": "end", "step": 1, "why": "done"}]
-    log = Log(tmp_path)
-    for number, row in enumerate(rows, 1):
-        log.write(row)
-        assert read_log(tmp_path) == rows[:number]
-
-
 def test_a_line_that_a_kill_cut_off_is_dropped_and_the_log_goes_on(tmp_path):
     log = Log(tmp_path)
-    log.write(step(1))
-    log.write(step(2))
+    log.write(step(1, 2.0))
+    log.write(step(2, 2.0))
     os.truncate(tmp_path / "log.jsonl", (tmp_path / "log.jsonl").stat().st_size - 5)
-    assert read_log(tmp_path) == [step(1)]
+    assert read_log(tmp_path) == [step(1, 2.0)]
     log = Log(tmp_path)
-    log.write(step(3))
-    assert read_log(tmp_path) == [step(1), step(3)]
+    log.write(step(3, 2.0))
+    assert read_log(tmp_path) == [step(1, 2.0), step(3, 2.0)]
     (tmp_path / "log.jsonl").write_text('{"kind": "st')
     Log(tmp_path)
     assert (tmp_path / "log.jsonl").read_bytes() == b""
@@ -58,13 +143,28 @@ def test_a_number_that_is_none_and_a_log_that_can_not_be_written_are_errors(tmp_
     assert read_log(tmp_path) == []
     (tmp_path / "log.jsonl").mkdir()
     with pytest.raises(OSError, match=r"couldn't write to .*log.jsonl: Is a directory.*checkpoints are intact"):
-        log.write(step(1))
+        log.write(step(1, 2.0))
 
 
 def test_in_a_terminal_a_step_is_shown_only_every_few_seconds_and_the_last_one_always(capsys):
     show = ConsoleLog(600)
-    for row in (step(41), step(42), EVALUATION, step(600)):
+    for row in (step(41, 2.0), step(42, 2.0), EVALUATION, step(600, 2.0)):
         show(row)
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [(line[1], line[3]) for line in words] == [("41", "2.0000"), ("1", "3.0000"), ("600", "2.0000")]
-    assert {"128", "30%"} <= {*words[0]}, "tokens per second, and the largest share of communication"
+    assert {"2,327", "30%"} <= {*words[0]}, "tokens per second, and the largest share of communication"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_to_stop_and_the_second_one_interrupts(number, tmp_path, capsys):
+    before, stop = signal.getsignal(number), stop_file(tmp_path / "run")
+    stop.parent.mkdir()
+    stop.touch()
+    with stops_on_signal(tmp_path / "run"):
+        assert not stop.exists(), "an earlier run was asked"
+        os.kill(os.getpid(), number)
+        assert stop.exists()
+        assert "Press Ctrl-C again to quit now" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before

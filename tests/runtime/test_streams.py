@@ -1,6 +1,6 @@
-"""Deadlocks are found although the CPU doesn't wait in a collective. A stream of gloo's works stands for a GPU's.
+"""What a GPU's stream waits for, and for how long. A stream of gloo's works and counted marks stand for a GPU's.
 
-tests/gpu/test_failures.py has more of them, on GPUs.
+tests/gpu/test_failures.py has more deadlocks, on GPUs.
 """
 
 import time
@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _functional_collectives as functional
 
 from tplab import launch
 from tplab.runtime import devices, hooks
 from tplab.runtime.board import Board, Call, anonymous_file, board_bytes, channel_of_messages
 from tplab.runtime.failures import Deadlock
-from tplab.runtime.streams import StreamWatch
+from tplab.runtime.streams import StreamWaits, StreamWatch
 
 
 class Stream:
@@ -85,13 +86,13 @@ def blocks_before_there_is_a_work(read: Any) -> None:
         time.sleep(60)
 
 
-DEADLOCKS = {
-    skips_one_of_several: "rank 1 never joined all_reduce #3 ([4] float32, sum); rank 0 is waiting in it.",
-    blocks_before_there_is_a_work: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1",
-}
-
-
-@pytest.mark.parametrize(("program", "says"), DEADLOCKS.items(), ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (skips_one_of_several, "rank 1 never joined all_reduce #3 ([4] float32, sum); rank 0 is waiting in it."),
+        (blocks_before_there_is_a_work, "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from"),
+    ],
+)
 def test_a_deadlock_on_a_stream_is_explained(program: Callable[[Any], object], says: str) -> None:
     with pytest.raises(Deadlock) as caught:
         launch(on_a_stream, 2, args=(program,), timeout=30)
@@ -99,18 +100,13 @@ def test_a_deadlock_on_a_stream_is_explained(program: Callable[[Any], object], s
     assert "give launch a larger timeout" not in str(caught.value)
 
 
-def waits_for_a_slow_rank(read: Any) -> float:
-    x = torch.ones(4)
+def each_waits_for_the_other_in_turn(read: Any) -> float:
+    """Rank 0 joins A and reads nothing, then is slow. Rank 1 does the same with B. Both join the other's later."""
+    groups, x = [dist.new_group([0, 1]) for _ in range(2)], torch.ones(4)
     if dist.get_rank() == 1:
         time.sleep(2)
     dist.all_reduce(x)
-    return read(x)
-
-
-def each_waits_for_the_other_in_turn(read: Any) -> float:
-    """Rank 0 joins A and reads nothing, then is slow. Rank 1 does the same with B. Both join the other's later."""
-    groups = [dist.new_group([0, 1]) for _ in range(2)]
-    x = torch.ones(4)
+    read(x)
     for group in groups if dist.get_rank() == 0 else groups[::-1]:
         dist.all_reduce(x.clone(), group=group)
         end = time.monotonic() + 2
@@ -123,10 +119,7 @@ def each_waits_for_the_other_in_turn(read: Any) -> float:
 
 
 def test_a_slow_rank_is_no_deadlock_on_a_stream() -> None:
-    def both(read: Any) -> tuple[float, float]:
-        return waits_for_a_slow_rank(read), each_waits_for_the_other_in_turn(read)
-
-    assert list(launch(on_a_stream, 2, args=(both,))) == [(8.0, 4.0)] * 2
+    assert list(launch(on_a_stream, 2, args=(each_waits_for_the_other_in_turn,))) == [8.0] * 2
 
 
 class Mark:
@@ -162,27 +155,15 @@ def shown(board: Board) -> list[str]:
     return [entry.kind for entry in board.waits(0)]
 
 
-def test_a_second_wait_in_the_same_place_is_shown_like_the_first(watched) -> None:
+def test_the_oldest_unfinished_collective_is_shown_until_it_completes_and_then_the_next_one_of_the_same_line(watched):
     watch, board, marks = watched
     for number in (3, 4):
         watch.waits_for([(call("step"), number)])
+    for mark, expected in zip([*marks, None], ([3], [4], []), strict=True):
         watch.look()
-        assert [entry.number for entry in board.waits(0)] == [number]
-        marks[-1].reached = True  # the rank goes on, and is back before the next look
-
-
-def test_the_oldest_unfinished_collective_is_shown_until_it_completes(watched) -> None:
-    watch, board, marks = watched
-    for number, name in enumerate(("first", "second")):
-        watch.waits_for([(call(name), number)])
-    watch.look()
-    assert shown(board) == ["first"]
-    marks[0].reached = True
-    watch.look()
-    assert shown(board) == ["second"]
-    marks[1].reached = True
-    watch.look()
-    assert shown(board) == []
+        assert [entry.number for entry in board.waits(0)] == expected
+        if mark:
+            mark.reached = True
 
 
 def test_of_a_batch_the_message_without_a_partner_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +208,77 @@ def test_a_call_that_was_refused_is_not_what_the_rank_is_blocked_in(watched) -> 
     watch.called()
     watch.look()
     assert shown(board) == []
+
+
+# How long: where marks are put on the stream
+
+
+class TimedMark:
+    """A mark of a stream on which nothing takes time but putting marks there."""
+
+    placed, reached = 0, 10**6
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = -1
+
+    def record(self) -> None:
+        TimedMark.placed += 1
+        self.at = TimedMark.placed
+
+    def query(self) -> bool:
+        return self.at <= TimedMark.reached
+
+    def elapsed_time(self, later: "TimedMark") -> int:
+        return later.at - self.at
+
+
+def something_else(count: int) -> None:
+    """Work of the stream that is no communication, as long as `count` marks."""
+    TimedMark.placed += count
+
+
+def shares(program: str) -> tuple[float, int]:
+    """On a rank: which share of a block the stream stood still, and how many marks there were."""
+    TimedMark.placed = 0
+    x, stream = torch.ones(8), StreamWaits(TimedMark)
+    with hooks.marked(stream):
+        something_else(3)
+        if program == "blocking":
+            dist.all_reduce(x)
+        elif program == "beside a product":
+            work = dist.all_reduce(x, async_op=True)
+            something_else(10)
+            work.wait()
+        elif program == "functional":
+            y = functional.all_reduce(x, "sum", dist.group.WORLD)
+            something_else(10)
+            functional.wait_tensor(y)
+        elif program == "in a thread that nobody records":
+            with hooks.unrecorded():
+                dist.all_reduce(x)
+    placed = TimedMark.placed
+    dist.all_reduce(x)
+    assert TimedMark.placed == placed, "a mark outside of the block"
+    return stream.share, placed
+
+
+def test_what_travels_beside_a_product_is_not_waited_for() -> None:
+    """Each collective has two pairs of marks, one apart: around its start, and around the wait for it."""
+    wholes = {"blocking": 8, "beside a product": 18, "functional": 18}
+    expected = [(2 / whole, whole + 1) for whole in wholes.values()]
+    nothing = ["nothing", "in a thread that nobody records"]
+    found = launch(lambda: [shares(program) for program in [*wholes, *nothing]], 2)
+    assert list(found) == [expected + [(0.0, 5)] * 2] * 2
+
+
+def test_a_block_is_over_when_the_stream_has_come_to_its_last_mark(monkeypatch) -> None:
+    stream = StreamWaits(TimedMark)
+    assert not stream.is_over
+    with hooks.marked(stream):
+        assert not stream.is_over
+    monkeypatch.setattr(TimedMark, "reached", TimedMark.placed - 1)
+    assert not stream.is_over
+    monkeypatch.setattr(TimedMark, "reached", TimedMark.placed)
+    assert stream.is_over
+    assert stream.share == 0.0

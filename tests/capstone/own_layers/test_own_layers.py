@@ -1,20 +1,27 @@
-"""The learner's layers, read from their library: `tplab.capstone.own_layers.find`."""
+"""The learner's layers: found in their library, and built into a model."""
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import ROOT
-from tests.capstone.a_few_steps import SMALL
-from tests.capstone.own_layers.libraries import Libraries, solution
+from tests.capstone.a_few_steps import SMALL, batch, make, variant
+from tests.capstone.own_layers.libraries import Libraries, solution, swapped, wrong
+from tplab import launch, plain
+from tplab.capstone.model import copy_shards
+from tplab.capstone.own_layers.build import assemble
 from tplab.capstone.own_layers.find import NotReady, find_answers
 from tplab.course.learn import library
 from tplab.course.learn.course_files import Course
 from tplab.course.learn.my_tp import FOR_A_GPT
 from tplab.course.learn.start import start
+from tplab.runtime import RankError
+from tplab.runtime.forkserver import fork_server
 
 MINE = solution("5.2").replace("    def forward(", "    # as I understand it\n    def forward(")
 
@@ -68,19 +75,6 @@ def test_a_blank_course_names_all_that_is_to_do_and_the_command(started):
         find_answers(started.folder)
 
 
-def test_the_courses_solutions_train_where_one_says_so(started, libraries):
-    answers, right = find_answers(started.folder, missing="tplab"), libraries.answers()
-    code = {
-        name: [line for line in text.splitlines() if not line.startswith("# Exercise")]
-        for name, text in right.files.items()
-    }
-    for name, text in answers.files.items():
-        assert [line for line in text.splitlines() if not line.startswith("# Exercise")] == code[name]
-    assert set(answers.whose.values()) == {"the course's solution"}
-    assert answers.checked["5.2"] == "not passed"
-    assert "# Exercise 5.2\n" in answers.files["mlp.py"], "without a date"
-
-
 HALF = ("3.2", "3.3", "4.1", "4.2", "5.2", "6.2")
 
 
@@ -99,6 +93,7 @@ def test_half_of_the_answers_train_and_it_is_said_which(half, capsys):
     assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
     assert [exercise for exercise, when in answers.checked.items() if when == "not passed"] == rest
     assert "# as I understand it" in answers.files["mlp.py"]
+    assert "# Exercise 8.1\n" in answers.files["cross_entropy.py"], "the course's solution, without a date"
     told = capsys.readouterr().out
     assert told.startswith(f"1 of the {len(answers.whose)} answers is yours: 5.2. ")
     copied = ", ".join(exercise for exercise in HALF[:-1] if exercise != "5.2")
@@ -120,16 +115,78 @@ def test_the_library_is_found_from_every_folder_of_the_course(libraries, monkeyp
     shutil.copytree(libraries.base.folder, tmp_path / "my_course")
     (tmp_path / "chapters").mkdir()
     wanted = find_answers(tmp_path / "my_course", SMALL)
-    for folder, name in (
-        (tmp_path, "."),
-        (tmp_path, "chapters"),
-        (tmp_path / "my_course", "."),
-        (tmp_path, "my_course"),
-    ):
-        monkeypatch.chdir(folder)
+    for folder, name in ((".", "."), (".", "chapters"), ("my_course", "."), (".", "my_course")):
+        monkeypatch.chdir(tmp_path / folder)
         assert find_answers(name, SMALL) == wanted
-
-
-def test_a_folder_that_is_not_there_is_said():
     with pytest.raises(FileNotFoundError, match="there's no folder nowhere with your notebooks"):
         find_answers("nowhere")
+
+
+def _step(answers):
+    """Loss and gradients of the first step, and the gradient norm as the model computes it."""
+    settings = variant(tp=torch.distributed.get_world_size())
+    right, grid = make(settings)
+    model = assemble(answers, settings.model, mesh=grid, dtype=torch.float64)
+    copy_shards(right, model)
+    loss = model(*batch(0))
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return loss.item(), gradients, model.hooks.norm(grid).item()
+
+
+def _steps(cases):
+    told = {name: _step(answers) for name, answers in cases.items()}
+    other = ("tplab.viz", "tplab.course.exercises", "tplab.course.checks", "matplotlib")
+    return told, sorted(name for name in sys.modules if name.startswith(other))
+
+
+@pytest.fixture(scope="module")
+def outcomes(libraries):
+    """Each case on two ranks."""
+    by_another_name = swapped(
+        "4.1", ("copy_to_region(x, self.group)", "f(x, self.group)"),
+        before="from tplab.tensor import copy_to_region as f\n",
+    )  # fmt: skip
+    no_sum = wrong("3.2", "no communication")
+    sources = {
+        "right": {},
+        "tanh": wrong("5.2", "tanh approximation"),
+        "no sum": no_sum,
+        "no sum, f by another name": no_sum | by_another_name,
+        "longer": swapped("14.4", ("return math.sqrt(", "return 2 * math.sqrt(")),
+    }
+    cases = {name: libraries.answers(changed) for name, changed in sources.items()}
+    fork_server().stop()  # it has imported what the ranks of earlier tests needed; the next launch starts a new one
+    return launch(_steps, 2, args=(cases,), timeout=300)
+
+
+def test_the_learners_code_is_what_runs_and_an_operator_is_theirs_by_whatever_name_it_was_imported(outcomes):
+    for told, modules in outcomes:
+        loss, gradients, norm = told["right"]
+        assert abs(loss - told["tanh"][0]) > 1e-9
+        same, wrong, _ = told["no sum"]
+        assert same == pytest.approx(loss, abs=1e-10)
+        name = "layers.0.attention_norm.weight"
+        assert (gradients[name] - wrong[name]).abs().max() > 1e-4
+        by_another_name = told["no sum, f by another name"][1]
+        assert all(torch.equal(by_another_name[name], gradient) for name, gradient in wrong.items())
+        assert told["longer"][2] == pytest.approx(2 * norm)
+        assert modules == [], "pictures and checks aren't loaded on the ranks"
+
+
+def test_a_crash_names_the_line_of_the_library(libraries):
+    broken = libraries.answers({"8.1": "def vocab_logsumexp(logits, group=None):\n    return 1 / 0\n"})
+    line = broken.files["cross_entropy.py"].splitlines().index("    return 1 / 0") + 1
+    told = rf'my_tp/cross_entropy.py", line {line}, in vocab_logsumexp\n    return 1 / 0'
+    with pytest.raises(RankError, match=told):
+        launch(_step, 1, args=(broken,))
+
+
+def test_models_of_other_names_or_shapes_are_refused():
+    model, ours = plain.GPT(SMALL.model), make(SMALL)[0]
+    with pytest.raises(ValueError, match=r"embedding.weight has the shape \[300, 32\], not \[384"):
+        copy_shards(ours, model)
+    ours = plain.GPT(SMALL.model)
+    del model.final_norm
+    with pytest.raises(ValueError, match=r"final_norm.weight has the shape None, not \[32\]"):
+        copy_shards(ours, model)
