@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.course.checks import refused
@@ -29,7 +30,10 @@ SUM = OnRanks(
     cases=(Length(), Length(n=2, groups=GROUPS)), draw=lambda case, generator, size: random_tensor(generator, size, 3),
     give=lambda case, problem, place: problem[place.index],
     run=lambda answer, case, given, group: observe(lambda x: answer(x, group), None, inputs={"x": given}),
-    right=lambda case, problem, place: {"out": problem.sum(0), "forward traffic": place.traffic(("all_reduce", 3))},
+    right=lambda case, problem, place: {
+        "out": problem.sum(0), "dx": torch.zeros(3, dtype=torch.float64),
+        "forward traffic": place.traffic(("all_reduce", 3)), "backward traffic": place.traffic(),
+    },
     world_sizes=(4, 2),
 )  # fmt: skip
 exercise("90.71", "a sum", takes=["total"], trials=[SUM], passed="")

@@ -5,7 +5,6 @@ import torch
 
 from tplab.course.checks.describe import Foreign
 from tplab.course.checks.differences import MISSING, Difference, Differences, compare, is_gradient
-from tplab.course.checks.observation import Changed, NotRun
 from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic
 from tplab.course.checks.tensor_differences import Context
 
@@ -110,31 +109,18 @@ def test_special_tensors(seen, right, kind) -> None:
 
 
 def test_only_wrong_infinities_are_counted() -> None:
-    found = difference(INFINITE + torch.tensor([0.0, float("inf"), 0.0]), INFINITE)
-    assert found is not None
-    assert found[0] == "nan"
-    assert "1 of 3" in found[1]
+    assert "1 of 3" in difference(INFINITE + torch.tensor([0.0, float("inf"), 0.0]), INFINITE)[1]
 
 
-def test_a_term_of_a_sum_is_recognised_by_what_the_other_ranks_hold() -> None:
+def test_terms_of_a_sum_and_values_of_other_ranks_are_recognised() -> None:
     terms = list(torch.randn(P, 4, 8, generator=GENERATOR, dtype=torch.float64))
-    kind, text = difference(terms[1], sum(terms), rank=1, all_seen=terms)
-    assert kind == "part of a sum"
-    assert "add up to the correct tensor" in text
-
-
-def test_another_ranks_value_and_the_whole_are_recognised() -> None:
+    assert difference(terms[1], sum(terms), rank=1, all_seen=terms)[0] == "part of a sum"
     assert difference(PARTS[2], PARTS[0], everywhere=PARTS)[1] == "equals what rank 2 should have"
-    kind, text = difference(RIGHT, PARTS[0], everywhere=PARTS)
-    assert kind == "whole"
-    assert "shape [4, 8], expected [4, 2]" in text
-
-
-def test_a_gradient_that_is_none_is_called_so() -> None:
-    assert "no gradient" in difference(None, gradient=True)[1]
+    assert difference(RIGHT, PARTS[0], everywhere=PARTS)[0] == "whole"
 
 
 def test_a_missing_value_is_called_a_gradient_only_if_it_is_one() -> None:
+    assert "no gradient" in difference(None, gradient=True)[1]
     for name in ("dx", "dW", "db2", "dlogits of a second backward pass", "ddown.weight"):
         assert is_gradient(name), name
     for name in ("out", "drift", "down.weight", "dtype", "dtypes of the stream in each layer"):
@@ -202,14 +188,6 @@ def test_traffic_is_spelled_out_as_far_as_it_differs(seen, right, kind, says) ->
     found = difference(seen, right)
     assert (found and found[0]) == kind
     assert not found or says in found[1]
-
-
-def test_writing_into_the_callers_tensors_and_what_was_not_run() -> None:
-    assert difference(Changed(), None) is None
-    kind, text = difference(Changed(["x", "dy"]), None)
-    assert kind == "changed"
-    assert "x and dy" in text
-    assert difference(NotRun("the output is not a tensor"))[0] == "not run"
 
 
 def test_rows_put_ranks_and_names_that_are_alike_together() -> None:

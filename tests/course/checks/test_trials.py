@@ -24,7 +24,6 @@ TABLE = """
 
 ### Which collective adds?
 - no collective: `dist.all_reduce(y)` → `pass`
-- when out: own x
 
 ### Is that the mean?
 - the mean: `return y` → `return y / dist.get_world_size()`
@@ -113,20 +112,8 @@ def one_more(x):
     return y
 
 
-def adds_zeros(x):
-    dist.all_reduce(torch.zeros_like(x))
-    return x.clone()
-
-
-@pytest.mark.parametrize(
-    ("answer", "asked"),
-    [
-        (one_more, "Is one added?"),  # it does the same as a known mistake
-        (adds_zeros, "Which collective adds?"),  # a symptom of a mistake that nobody listed
-    ],
-)
-def test_a_wrong_answer_gets_its_question(answer, asked):
-    assert refused("90.81", answer).question == asked
+def test_an_answer_that_does_the_same_as_a_known_mistake_gets_its_question():
+    assert refused("90.81", one_more).question == "Is one added?"
 
 
 def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
