@@ -84,34 +84,6 @@ FINITE = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 NOISE = torch.full((4,), 1e-16, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("seen", "right", "kind"),
-    [
-        (NOISE * 1e15, NOISE, "value"),  # where zeros are right, rounding has no multiples
-        (torch.tensor(2.0), torch.tensor(3.5), "value"),
-        (torch.zeros(0, 3), torch.zeros(0, 3), None),
-        (torch.zeros(2, 0), torch.zeros(0, 3), "shape"),
-        (WHOLE.clone(), WHOLE, None),
-        (torch.tensor([1, 2, 4]), WHOLE, "value"),
-        (torch.tensor([True, False]), torch.tensor([True, True]), "value"),
-        (INFINITE.clone(), INFINITE, None),  # infinities are close only to themselves
-        (INFINITE + torch.tensor([0.0, 1e-3, 0.0]), INFINITE, "value"),  # the infinity is right
-        (FINITE + 1, INFINITE, "value"),
-        (-INFINITE, INFINITE, "nan"),
-        (INFINITE, FINITE, "nan"),
-        (RIGHT, None, "type"),
-        (None, None, None),
-    ],
-)
-def test_special_tensors(seen, right, kind) -> None:
-    found = difference(seen, right)
-    assert (found and found[0]) == kind
-
-
-def test_only_wrong_infinities_are_counted() -> None:
-    assert "1 of 3" in difference(INFINITE + torch.tensor([0.0, float("inf"), 0.0]), INFINITE)[1]
-
-
 def test_terms_of_a_sum_and_values_of_other_ranks_are_recognised() -> None:
     terms = list(torch.randn(P, 4, 8, generator=GENERATOR, dtype=torch.float64))
     assert difference(terms[1], sum(terms), rank=1, all_seen=terms)[0] == "part of a sum"
@@ -135,28 +107,6 @@ def test_pairs_are_compared_element_by_element() -> None:
     assert difference(RIGHT, right)[0] == difference((RIGHT,), right)[0] == "structure"
 
 
-@pytest.mark.parametrize(
-    ("seen", "right", "expected"),
-    [
-        (4096, 4100, ("value", "got 4,096, expected 4,100: 4 too low")),
-        (10**12 + 1, 10**12, ("value", "got 1,000,000,000,001, expected 1,000,000,000,000: 1 too high")),
-        (168.5, 170, ("value", "got 168.5, expected 170")),
-        (float("nan"), 0.5, ("value", "got nan, expected 0.5")),
-        (float("inf"), 2, ("value", "got inf, expected 2")),
-        ("170", 170, ("type", "got '170', expected a number")),
-        (True, 1, ("type", "got True, expected a number")),
-        (1e12 + 1, 10**12, None),
-        (0.1 + 0.2, 0.3, None),
-        (float("inf"), float("inf"), None),
-        ("a", "a", None),
-        ("b", "a", ("value", "got 'b', expected 'a'")),
-        (torch.tensor(3), 3, ("type", "got a tensor of shape [], expected a number")),
-    ],
-)
-def test_numbers_are_written_out_and_only_floats_may_be_rounded(seen, right, expected) -> None:
-    assert difference(seen, right) == expected
-
-
 def calls(*kinds: str, waited: bool = True, group: tuple[int, ...] = (0, 1)) -> Traffic:
     return Traffic(CollectiveCall(kind, 96, "float64", group, waited) for kind in kinds)
 
@@ -169,6 +119,34 @@ IN_FLOAT32 = Traffic(call._replace(dtype="float32") for call in MESSAGES)
 @pytest.mark.parametrize(
     ("seen", "right", "kind", "says"),
     [
+        (NOISE * 1e15, NOISE, "value", ""),  # where zeros are right, rounding has no multiples
+        (torch.tensor(2.0), torch.tensor(3.5), "value", ""),
+        (torch.zeros(0, 3), torch.zeros(0, 3), None, ""),
+        (torch.zeros(2, 0), torch.zeros(0, 3), "shape", ""),
+        (WHOLE.clone(), WHOLE, None, ""),
+        (torch.tensor([1, 2, 4]), WHOLE, "value", ""),
+        (torch.tensor([True, False]), torch.tensor([True, True]), "value", ""),
+        (INFINITE.clone(), INFINITE, None, ""),  # infinities are close only to themselves
+        (INFINITE + torch.tensor([0.0, 1e-3, 0.0]), INFINITE, "value", ""),  # the infinity is right
+        (FINITE + 1, INFINITE, "value", ""),
+        (-INFINITE, INFINITE, "nan", ""),
+        (INFINITE + torch.tensor([0.0, float("inf"), 0.0]), INFINITE, "nan", "1 of 3"),  # only wrong ones are counted
+        (INFINITE, FINITE, "nan", ""),
+        (RIGHT, None, "type", ""),
+        (None, None, None, ""),
+        (4096, 4100, "value", "got 4,096, expected 4,100: 4 too low"),
+        (10**12 + 1, 10**12, "value", "got 1,000,000,000,001, expected 1,000,000,000,000: 1 too high"),
+        (168.5, 170, "value", "got 168.5, expected 170"),
+        (float("nan"), 0.5, "value", "got nan, expected 0.5"),
+        (float("inf"), 2, "value", "got inf, expected 2"),
+        ("170", 170, "type", "got '170', expected a number"),
+        (True, 1, "type", "got True, expected a number"),
+        (1e12 + 1, 10**12, None, ""),
+        (0.1 + 0.2, 0.3, None, ""),
+        (float("inf"), float("inf"), None, ""),
+        ("a", "a", None, ""),
+        ("b", "a", "value", "got 'b', expected 'a'"),
+        (torch.tensor(3), 3, "type", "got a tensor of shape [], expected a number"),
         (calls("all_gather", "all_reduce"), calls("all_reduce", "all_gather"), None, ""),
         (calls(), calls("all_reduce"), "no traffic", f"expected {ONE}; saw no collective"),
         (calls("all_reduce", "all_reduce"), calls(), "traffic", "saw 2 all_reduces of 96 elements (float64)"),
@@ -184,7 +162,7 @@ IN_FLOAT32 = Traffic(call._replace(dtype="float32") for call in MESSAGES)
         (IN_FLOAT32, MESSAGES, "traffic", "expected float64; saw the same calls with float32"),
     ],
 )  # fmt: skip
-def test_traffic_is_spelled_out_as_far_as_it_differs(seen, right, kind, says) -> None:
+def test_special_tensors_numbers_and_traffic(seen, right, kind, says) -> None:
     found = difference(seen, right)
     assert (found and found[0]) == kind
     assert not found or says in found[1]

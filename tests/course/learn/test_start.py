@@ -9,6 +9,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 
 from tests import ROOT
 from tests.course import tiny
+from tests.course.learn.test_moved_answers import Chapters, notebook, stub
 from tplab.course.commands import cli
 from tplab.course.learn import start
 from tplab.course.learn.course_files import OWN, Course, find_course
@@ -16,14 +17,6 @@ from tplab.course.notebooks.cells import read_notebook
 
 ANSWER = "return x + x  # mine"
 NAME = "90_tiny.ipynb"
-
-
-@pytest.fixture
-def root(tmp_path):
-    """A clone of the course."""
-    (tmp_path / "clone").mkdir()
-    tiny.make_unexecuted(tmp_path / "clone", tiny.source(2))
-    return tmp_path / "clone"
 
 
 @pytest.fixture
@@ -96,7 +89,7 @@ def test_a_renamed_notebook_is_found_and_not_made_again(course):
     mine = answer(course.folder / NAME)
     (course.folder / NAME).rename(course.folder / "tiny, my way.ipynb")
     assert start.start(course).new == []
-    pull(course.material, tiny.source(2).replace("a given cell", "another given cell"))
+    pull(course.material, tiny.source(3).replace("a given cell", "another given cell"))
     assert list(start.update(course).updated) == ["tiny, my way.ipynb"]
     assert ANSWER in text(course.folder / "tiny, my way.ipynb")
     assert "another given cell" in text(course.folder / "tiny, my way.ipynb")
@@ -174,7 +167,7 @@ def test_an_unreadable_notebook_is_kept_and_told_and_not_updated(root, course, m
     kept = b"\n".join(everything(course.folder).values())
     assert all(text in kept for text in (b"{broken in chapters", ANSWER.encode()))
     assert "raise NotImplementedError" in text(root / "chapters" / NAME)
-    pull(course.material, tiny.source(3))
+    pull(course.material, tiny.source(4))
     monkeypatch.chdir(course.folder)
     assert cli.main(["update"]) == 1
     assert "was left as it is" in capsys.readouterr().out
@@ -188,12 +181,12 @@ def test_update_keeps_a_dated_copy_and_the_answer_and_may_skip_versions(course, 
     start.start(course)
     before = answer(course.folder / NAME)
     for version in ("second", "third"):
-        pull(course.material, tiny.source(3).replace("a given cell", f"the {version} given cell"))
+        pull(course.material, tiny.source(4).replace("a given cell", f"the {version} given cell"))
     monkeypatch.chdir(course.folder)
     assert cli.main(["update"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"{NAME}: 1 cell changed, 5 cells added. Your answer to 90.1 is kept." in out
-    for words in (ANSWER, "exercise 90.3", "the third given cell"):
+    for words in (ANSWER, "exercise 90.4", "the third given cell"):
         assert words in text(course.folder / NAME)
     assert [path.read_bytes() for path in (course.folder / "kept").iterdir()] == [before]
     assert cli.main(["update"]) == 0
@@ -232,10 +225,16 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, work) -> bool:
     return False
 
 
-@pytest.mark.parametrize("work", ["start", "update"])
+@pytest.mark.parametrize("work", ["start", "update", "an update that moves an answer"])
 def test_a_kill_at_any_moment_loses_nothing_and_the_next_run_finishes(work, tmp_path, monkeypatch):
     def prepare(root: Path) -> Course:
         root.mkdir()
+        if "moves" in work:
+            made, split = Chapters(root), "def split(x)"
+            was, mine, now = stub("2.2", split), f"{split}:\n    {ANSWER}", stub("2.2", "def other(y)")
+            made.add("02_old", notebook(e2_2=was), notebook(e2_2=mine), notebook(e2_2=now))
+            made.add("03_new", notebook(), notebook(), notebook(e3_1=stub("3.1", split)))
+            return made.course
         tiny.make_unexecuted(root, tiny.source(2))
         course = Course(root, root / "my_course")
         if work == "update":
@@ -257,8 +256,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_the_next_run_finishes(work, tmp_
         course = prepare(tmp_path / f"killed-{step}")
         if not killed_at(step, monkeypatch, lambda course=course: do(course)):
             break
-        kept = b"\n".join(everything(course.material).values())
-        assert ANSWER.encode() in kept
+        assert ANSWER.encode() in b"\n".join(everything(tmp_path / f"killed-{step}").values())
         do(course)
         found = everything(course.folder)
         assert found.keys() == wanted.keys(), step
