@@ -85,8 +85,9 @@ def test_a_changed_table_is_tried_once_and_a_changed_wording_not_at_all(monkeypa
     assert tried == ["2.2"]
 
 
+CHECKS = "import tplab.course.checks.trials\nfrom tplab.tensor.sharding import shard\n"
 FILES = {
-    "tplab/course/exercises/ch02/checks.py": "import tplab.course.checks.trials, tplab.tensor.sharding\n",
+    "tplab/course/exercises/ch02/checks.py": CHECKS,
     "tplab/course/checks/trials.py": "CASES = 1\n",
     "tplab/course/grade/run.py": "LIMIT = 1\n",
     "tplab/tensor/sharding.py": "from tplab.course.grade import run\n\n\ndef shard():\n    return 1\n",
@@ -99,7 +100,7 @@ FILES = {
 @pytest.mark.parametrize(
     ("path", "text", "counts"),
     [
-        ("tplab/course/exercises/ch02/checks.py", FILES["tplab/course/exercises/ch02/checks.py"] + "MORE = 1\n", True),
+        ("tplab/course/exercises/ch02/checks.py", CHECKS + "MORE = 1\n", True),
         ("tplab/tensor/sharding.py", "def shard():\n    return 2\n", True),
         ("tplab/course/checks/trials.py", "CASES = 2\n", True),
         ("tplab/common/units.py", "GB = 2**30\n", True),

@@ -17,7 +17,7 @@ from tplab.course.notebooks.mistakes import shared
 
 
 def writes_into_a_copy(x, group):
-    out = torch.empty_like(x)
+    out = torch.zeros_like(x)
     out.reshape(-1).copy_(2 * x.detach().reshape(-1))
     return out + 2 * x - 2 * x.detach()
 
@@ -25,8 +25,8 @@ def writes_into_a_copy(x, group):
 @pytest.mark.usefixtures("table")
 def test_tensors_that_are_not_contiguous_are_tried():
     trial = replace(
-        SUM, cases=[Length()], world_sizes=[2], draw=lambda case, generator, size: random_tensor(generator, 2, 3, 4),
-        right=lambda case, problem, place: {"out": 2 * problem[place.index]},
+        SUM, cases=[Length()], draw=lambda case, generator, size: random_tensor(generator, size, 3, 4, 2),
+        right=lambda case, problem, place: {"out": 2 * problem[place.index]}, world_sizes=[2],
     )  # fmt: skip
     exercise("90.91", "twice as much", takes=["twice"], trials=[trial], passed="")
     failure = refused("90.91", writes_into_a_copy)

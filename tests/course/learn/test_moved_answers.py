@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tplab.common import files
 from tplab.course.learn import library, moved_answers, start
 from tplab.course.learn.course_files import ChapterFiles, Course
 from tplab.course.learn.passages import Passage
@@ -73,6 +74,34 @@ def chapters(tmp_path: Path) -> Chapters:
              notebook(e2_2=stub("2.2", "def other(y)")))  # fmt: skip
     made.add("start", None, None, notebook(eS_1=stub("S.1", "def split(x)")))
     return made
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_an_update_that_was_killed_is_finished_by_the_next(writes, tmp_path, monkeypatch):
+    made = Chapters(tmp_path)
+    other, new = notebook(e2_2=stub("2.2", "def other(y)")), notebook(e3_1=stub("3.1", "def split(x)"))
+    made.add("02_old", notebook(e2_2=stub("2.2", "def split(x)")), notebook(e2_2=MINE), other)
+    made.add("03_new", notebook(), notebook(), new)
+    left = ["a write"] * writes
+
+    def replace(path: Path, data: bytes) -> None:
+        if path.suffix == ".ipynb":
+            if not left:
+                raise Killed
+            left.pop()
+        files.replace(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "replace", replace)
+        with pytest.raises(Killed):
+            made.update()
+    made.update()
+    assert made.cell("03_new", "3.1") == MINE
+    assert made.cell("02_old", "2.2") == stub("2.2", "def other(y)")
 
 
 def test_an_answer_follows_its_exercise_and_its_whole_cell_moves_as_it_was_written(tmp_path):
