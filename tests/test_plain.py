@@ -64,42 +64,6 @@ def assert_same(ours: dict, theirs: dict) -> None:
 # Attention
 
 
-@pytest.mark.parametrize("flash", [False, True])
-@pytest.mark.parametrize("kv_heads", [4, 1])
-def test_causal_attention_with_its_own_head_dim_equals_that_of_llama(kv_heads, flash):
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
-
-    config = LlamaConfig(
-        hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=kv_heads, head_dim=6, attention_bias=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        attn_implementation="sdpa",  # "eager" takes the softmax in float32
-    )  # fmt: skip
-    theirs, rotary = filled(LlamaAttention(config, 0)), LlamaRotaryEmbedding(config)
-    attention = plain.Attention(
-        HIDDEN, HEADS, kv_heads, 6, causal=True, rotary_base=500.0, flash=flash, dtype=torch.float64
-    )
-
-    def named_as_ours(named):
-        state = {}
-        for end in ("weight", "bias"):
-            state[f"qkv.{end}"] = torch.cat([named[f"{part}_proj.{end}"] for part in "qkv"])
-            state[f"out.{end}"] = named[f"o_proj.{end}"]
-        return state
-
-    attention.load_state_dict(named_as_ours(parameters(theirs)))
-    outcomes = []
-    for call in (
-        lambda x, causal: theirs(x, rotary(x, torch.arange(x.shape[1])[None]), causal[None, None])[0],
-        lambda x, _: attention(x),
-    ):
-        x, _, dy, causal = inputs()
-        out = call(x, causal)
-        out.backward(dy)
-        outcomes.append({"out": out.detach(), "dx": x.grad})
-    assert_same({**outcomes[1], **gradients(attention)}, {**outcomes[0], **named_as_ours(gradients(theirs))})
-
-
 def test_cross_attention_with_padding_equals_torchs():
     theirs = filled(nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True))
     attention = plain.Attention(HIDDEN, HEADS, attention_type="cross", dtype=torch.float64)

@@ -107,10 +107,11 @@ def make(root: Path, text: str) -> Path:
 
 
 class Learner:
-    """A learner's notebook, made from the blank chapter."""
+    """A learner's notebook, made from the file of the blank chapter or from its contents."""
 
-    def __init__(self, chapter: Path):
-        self.content = json.loads(chapter.read_text(encoding="utf-8"))
+    def __init__(self, chapter: Path | dict):
+        text = json.dumps(chapter) if isinstance(chapter, dict) else chapter.read_text(encoding="utf-8")
+        self.content = json.loads(text)
 
     @property
     def cells(self) -> list[dict]:

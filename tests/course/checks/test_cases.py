@@ -1,8 +1,9 @@
-"""Cases: each one runs at every world size and in groups, every rank is compared, and no failure is swallowed."""
+"""Cases, their groups and their twins. The tables of mistakes hold most of what can be wrong with an answer in them."""
 
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.course.checks import refused
@@ -12,7 +13,7 @@ from tplab.course.checks.exercises import check
 from tplab.course.checks.observation import observe
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
-from tplab.course.notebooks.mistakes import Row
+from tplab.course.notebooks.mistakes import shared
 
 pytestmark = pytest.mark.usefixtures("table")
 
@@ -25,15 +26,14 @@ class Length(Case):
         return f"{name} of {self.n} numbers"
 
 
-WHOSE = "Which call was not given its group?"
-ROWS = (Row(WHOSE, "", symptoms=("in groups",)), Row("Whose numbers are missing?", "", symptoms=("only out",)))
-
-
 SUM = OnRanks(
     cases=(Length(), Length(n=2, groups=GROUPS)), draw=lambda case, generator, size: random_tensor(generator, size, 3),
     give=lambda case, problem, place: problem[place.index],
     run=lambda answer, case, given, group: observe(lambda x: answer(x, group), None, inputs={"x": given}),
-    right=lambda case, problem, place: {"out": problem.sum(0), "forward traffic": place.traffic(("all_reduce", 3))},
+    right=lambda case, problem, place: {
+        "out": problem.sum(0), "dx": torch.zeros(3, dtype=torch.float64),
+        "forward traffic": place.traffic(("all_reduce", 3)), "backward traffic": place.traffic(),
+    },
     world_sizes=(4, 2),
 )  # fmt: skip
 exercise("90.71", "a sum", takes=["total"], trials=[SUM], passed="")
@@ -43,13 +43,6 @@ def total(x, group):
     y = x.detach().clone()
     dist.all_reduce(y, group=group)
     return y + 0 * x
-
-
-def test_a_group_that_was_ignored_is_asked_about():
-    failure = refused("90.71", lambda x, group: total(x, None))
-    headline = "Exercise 90.71, p = 4, <lambda> of 2 numbers in groups [0, 2] and [1, 3]: wrong"
-    assert failure.headline.startswith(headline)
-    assert failure.question.endswith(WHOSE)
 
 
 def test_an_answer_that_fails_only_when_cases_follow_one_another_is_refused():
@@ -75,3 +68,34 @@ def test_what_is_expected_may_depend_on_what_the_group_observed():
     exercise("90.78", "anything", takes=["anything"], trials=[trial], passed="")
     check("90.78", lambda x, group: 0 * x[:1] + dist.get_rank())
     assert seen == [((0, 2), [[0], [2]]), ((1, 3), [[1], [3]])] * 2
+
+
+def test_a_new_group_in_each_call_is_noticed():
+    def answer(x, group):
+        dist.new_group()
+        return total(x, group)
+
+    failure = refused("90.71", answer)
+    assert Twin.BETWEEN.value in failure.headline
+    assert failure.question == shared("new groups")
+
+
+calls: set = set()
+
+
+def wrong_the_second_time(x, group):
+    more = (key := str(x.tolist())) in calls
+    calls.add(key)
+    return total(x, group) + more
+
+
+def test_a_second_call_gets_fresh_inputs_and_has_to_be_right():
+    trial = replace(
+        SUM, run=lambda answer, case, given, group: {"out": answer(given, group)},
+        right=lambda case, problem, place: {"out": problem.sum(0)},
+    )  # fmt: skip
+    exercise("90.79", "a sum", takes=["total"], trials=[trial], passed="")
+    check("90.79", lambda x, group: x.copy_(total(x, group)))
+    failure = refused("90.79", wrong_the_second_time)
+    assert Twin.AGAIN.value in failure.headline
+    assert failure.question == shared(Twin.AGAIN.value)

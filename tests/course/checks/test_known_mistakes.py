@@ -85,8 +85,10 @@ def test_a_changed_table_is_tried_once_and_a_changed_wording_not_at_all(monkeypa
     assert tried == ["2.2"]
 
 
+CHECKS = "import tplab.course.checks.trials\nfrom tplab.tensor.sharding import shard\n"
 FILES = {
-    "tplab/course/exercises/ch02/checks.py": "from tplab.tensor.sharding import shard\nCASES = 1\n",
+    "tplab/course/exercises/ch02/checks.py": CHECKS,
+    "tplab/course/checks/trials.py": "CASES = 1\n",
     "tplab/course/grade/run.py": "LIMIT = 1\n",
     "tplab/tensor/sharding.py": "from tplab.course.grade import run\n\n\ndef shard():\n    return 1\n",
     "solutions/02_cuts.py": "from tplab.common.units import GB\n",
@@ -98,8 +100,9 @@ FILES = {
 @pytest.mark.parametrize(
     ("path", "text", "counts"),
     [
-        ("tplab/course/exercises/ch02/checks.py", FILES["tplab/course/exercises/ch02/checks.py"] + "MORE = 1\n", True),
+        ("tplab/course/exercises/ch02/checks.py", CHECKS + "MORE = 1\n", True),
         ("tplab/tensor/sharding.py", "def shard():\n    return 2\n", True),
+        ("tplab/course/checks/trials.py", "CASES = 2\n", True),
         ("tplab/common/units.py", "GB = 2**30\n", True),
         (
             "tplab/tensor/sharding.py",
@@ -122,6 +125,6 @@ def test_code_that_a_chapter_or_its_checks_import_counts_but_not_its_words(tmp_p
     before = known_mistakes._code_behind(tmp_path / "solutions" / "02_cuts.py")
     (tmp_path / path).write_text(text)
     after = known_mistakes._code_behind(tmp_path / "solutions" / "02_cuts.py")
-    assert {name for name, _ in before} == {
-        "common/units.py", "course/exercises/ch02/checks.py", "tensor/sharding.py"}  # fmt: skip
+    checks = {"course/checks/trials.py", "course/exercises/ch02/checks.py"}
+    assert {name for name, _ in before} == checks | {"common/units.py", "tensor/sharding.py"}
     assert (before != after) == counts

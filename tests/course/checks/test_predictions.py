@@ -105,12 +105,8 @@ def test_an_unknown_field_or_number_is_named() -> None:
 def test_the_table_has_a_row_for_each_symptom(chapter: ModuleType) -> None:
     rows = ("dx is p times too large", "g reduces backward too", "90.1"), ("a long line " * 6, "x < y", "")
     chapter.SYMPTOMS = Symptoms(rows)
-    lines = repr(symptoms(90)).splitlines()
-    assert lines[0].split() == ["What", "you", "see", "What", "causes", "it", "Exercise"]
-    assert " ".join(lines[2].split()) == "dx is p times too large g reduces backward too 90.1"
-    assert lines[2].index("g reduces") == lines[0].index("What causes it")
-    assert max(map(len, lines)) <= 100
-    assert "\n".join(lines).count("a long line") >= 5
-    html = symptoms("90")._repr_html_()
+    text, html = repr(symptoms(90)), symptoms("90")._repr_html_()
+    assert "dx is p times too large g reduces backward too 90.1" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
     assert html.count("<tr>") == 3
     assert "x &lt; y" in html

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from tests.course.checks import refused
 from tplab.course.checks import run_answer
 from tplab.course.checks.exercises import check
-from tplab.course.checks.forms.alone import Alone, Call, one, refusals
+from tplab.course.checks.forms.alone import Alone, Call, refusals
 from tplab.course.checks.observation import Claim
 from tplab.course.checks.run_answer import called_as, run_cases, run_ranks
 from tplab.course.checks.trials import exercise
@@ -43,16 +43,6 @@ def test_the_case_and_the_only_rank_that_fail_are_named_and_asked_about() -> Non
     assert "p = 2, case(two): your code fails on rank 1." in failure.headline
     assert failure.question == "What about two?"
     assert "number + None" in failure.report
-
-
-def test_several_failing_ranks_are_not_called_one() -> None:
-    def answer(case, number):
-        dist.barrier()
-        return number + None if dist.get_rank() == 0 else number[None, 0, 0]
-
-    failure = refused_case(answer)
-    both = all(f"rank {rank} failed" in failure.report for rank in (0, 1))
-    assert ("fails on every rank" in failure.headline) == both
 
 
 def test_a_case_on_which_the_ranks_get_stuck_is_named() -> None:
@@ -174,20 +164,6 @@ def test_a_statement_stands_by_itself_in_the_verdict_and_fails_the_check_if_it_d
     failure = refused("90.72", lambda rank: "its strides are (1, 4)" if rank == 1 else "")
     assert failure.rows == [("the shard is contiguous", "rank 1", "not true: its strides are (1, 4)")]
     assert failure.right == ["out"]
-
-
-def test_what_one_process_computed_for_p_ranks_is_told_without_ranks() -> None:
-    register(
-        Alone(
-            calls=lambda generator: [Call(p, "x [2]", p) for p in (1, 2)],
-            run=lambda answer, call: one({"gap": answer(call.given)}),
-            right=lambda call: one({"gap": torch.tensor([1.0, 2.0]) * call.given}),
-        )
-    )
-    assert "Right: gap, for p = 1, 2." in str(check("90.72", lambda p: torch.tensor([1.0, 2.0]) * p))
-    failure = refused("90.72", lambda p: torch.tensor([1.0, 2.0]))
-    assert failure.headline == "Exercise 90.72, p = 2, x [2]: wrong scale (right at p = 1)."
-    assert "rank" not in str(failure).partition("Think:")[0]
 
 
 def refuse(error: Exception):

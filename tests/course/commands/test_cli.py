@@ -1,11 +1,11 @@
 """The command line as a whole: its options, its help, and how quickly its commands answer."""
 
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.course import tiny
 from tplab.course.commands import cli
 
 
@@ -25,13 +25,58 @@ def test_every_command_says_what_it_is_for(capsys):
         assert len(line.split()) > 3
 
 
-def test_quick_commands_do_not_import_torch(tmp_path):
-    tiny.make_unexecuted(tmp_path, tiny.source(1))
+MISUSES = {
+    "check 17": "There is no chapter 17. There are: 90.",
+    "check --exercise 90.99": "There is no exercise 90.99 in chapter",
+    "check --exercise x": "tplab check --exercise 4.2",
+    "check 4 --exercise 90.1": "Give either chapters or one exercise",
+    "check 90 --notebook nowhere.ipynb": "There is no file nowhere.ipynb.",
+    "check 90 --notebook .": "can't be read",
+    "check --notebook mine.ipynb": "Say which chapter mine.ipynb is",
+    "check all --notebook 90_mine.ipynb": "Say which chapter",
+    "hint 90.9": "There are: 90.1, 90.2, 90.3.",
+    "hint 17.1": "There is no chapter 17. There are: 90.",
+    "hint 90": "tplab hint 4.2",
+    "hint 90.a": "There is no exercise '90.a'.",
+    "solution 90.9 --yes": "There are: 90.1, 90.2, 90.3.",
+    "solution 17.1 --yes": "There are: 90.",
+    "solution 90.a --yes": "tplab solution 4.2",
+    "reset --yes": "tplab reset 4, or tplab reset --exercise 4.2",
+    "reset 90 --exercise 90.1 --yes": "Say what to begin anew",
+    "reset 17 --yes": "There are: 90.",
+    "reset --exercise 90.9 --yes": "no exercise 90.9",
+    "reset --exercise four --yes": "tplab reset --exercise 4.2",
+    "grade nowhere": "no folder nowhere",
+    "grade empty": "is empty",
+    "grade class --chapter 17": "There is no chapter 17. There are: 90.",
+    "grade class --out class": "--out",
+    "grade class --out other": "--out",
+    "grade class --out class/a.ipynb": "--out",
+    "lab 17": "no chapter 17",  # makes the learner's folder before it looks for the chapter
+    "lab --port 8899": "--port=8899",
+}
+
+
+def test_misuse_is_told_in_a_sentence_and_changes_no_file(root, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    for name in ("empty", "other", "class"):
+        (root / name).mkdir()
+    (root / "other" / "thesis.txt").touch()
+    shutil.copy(root / "chapters" / "90_tiny.ipynb", root / "class" / "a.ipynb")
+    before = {path: path.is_file() and path.read_bytes() for path in root.rglob("*")}
+    for line, says in MISUSES.items():
+        assert cli.main([*line.split(), "--root", str(root)]) == 2, line
+        assert says in " ".join(capsys.readouterr().err.split()), line
+        after = {path: path.is_file() and path.read_bytes() for path in root.rglob("*")}
+        assert after == before or line.startswith("lab"), line
+
+
+def test_quick_commands_do_not_import_torch(root):
     program = f"""
 import contextlib, sys
 from tplab.course.commands import cli
 for line in ("progress", "solution 90.1 --yes", "hint 90.1", "reset 90 --yes"):
-    assert cli.main([*line.split(), "--root", {str(tmp_path)!r}]) == 0, line
+    assert cli.main([*line.split(), "--root", {str(root)!r}]) == 0, line
 for command in ("check", "plan", "grade", "update", "doctor", "start", "lab"):
     with contextlib.suppress(SystemExit):
         cli.main([command, "--help"])

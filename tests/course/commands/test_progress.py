@@ -19,17 +19,6 @@ from tplab.course.notebooks.cells import read_notebook
 RIGHT, WRONG = "return 2 * x", "return 3 * x"
 
 
-@pytest.fixture
-def root(tmp_path):
-    tiny.make_unexecuted(tmp_path, tiny.source(3))
-    return tmp_path
-
-
-@pytest.fixture
-def learner(root):
-    return tiny.Learner(root / "chapters" / "90_tiny.ipynb")
-
-
 def memory(root):
     return root / "chapters" / ".tplab"
 
@@ -93,50 +82,24 @@ def test_check_is_what_progress_knows_of_but_not_the_check_of_a_copy(tmp_path, c
     assert "1 of 3 exercises passed. Next: 90.2. About 10 min left." in told(root, capsys=capsys)
 
 
-def answer_edited(root, learner):
-    learner.answer(1, WRONG)
-
-
-def back_to_the_stub(root, learner):
-    learner.answer(1, 'raise NotImplementedError("exercise 90.1")')
-
-
-def helper_edited(root, learner):
-    learner.cell("helper")["source"] = "def twice(x):\n    return x * x"
-
-
-def second_definition(root, learner):
-    learner.insert(learner.place("check-90-1"), "double_1 = len")
-
-
-def patched_by_name(root, learner):
-    learner.insert(learner.place("check-90-1"), "import builtins\nsetattr(builtins, 'twice', len)")
-
-
-def answer_gone(root, learner):
-    del learner.cells[learner.place("exercise-90-1")]
-
-
-def module_beside_edited(root, learner):
-    (root / "chapters" / "mine.py").write_text("factor = 3\n")
-
-
 def course_expects_more(root, learner):
     path = root / "solutions" / "90_tiny.ipynb"
     path.write_text(path.read_text().replace("Right: the value.", "Right: the value, and its type."))
 
 
 EDITED = "changed since it was checked"
-CHANGES = {
-    answer_edited: EDITED,
-    back_to_the_stub: "",
-    helper_edited: EDITED,
-    second_definition: EDITED,
-    patched_by_name: EDITED,
-    answer_gone: "Its cell is missing from the notebook; add a code cell that defines double_1.",
-    module_beside_edited: EDITED,
-    course_expects_more: EDITED,
-}
+GONE = "Its cell is missing from the notebook; add a code cell that defines double_1."
+PATCH = "import builtins\nsetattr(builtins, 'twice', len)"
+CHANGES = [
+    (lambda root, mine: mine.answer(1, WRONG), EDITED),
+    (lambda root, mine: mine.answer(1, 'raise NotImplementedError("exercise 90.1")'), ""),
+    (lambda root, mine: mine.cell("helper").update(source="def twice(x):\n    return x * x"), EDITED),
+    (lambda root, mine: mine.insert(mine.place("check-90-1"), "double_1 = len"), EDITED),
+    (lambda root, mine: mine.insert(mine.place("check-90-1"), PATCH), EDITED),
+    (lambda root, mine: mine.cells.pop(mine.place("exercise-90-1")), GONE),
+    (lambda root, mine: (root / "chapters" / "mine.py").write_text("factor = 3\n"), EDITED),
+    (course_expects_more, EDITED),
+]
 
 
 @pytest.fixture
@@ -152,11 +115,11 @@ def passed(root, learner):
     return learner
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_no_pass_is_claimed_for_code_or_a_check_that_changed(change, root, passed):
+@pytest.mark.parametrize(("change", "note"), CHANGES)
+def test_no_pass_is_claimed_for_code_or_a_check_that_changed(change, note, root, passed):
     change(root, passed)
     save(root, passed)
-    assert (standing(root).status, standing(root).note) == ("to do", CHANGES[change])
+    assert (standing(root).status, standing(root).note) == ("to do", note)
 
 
 def test_a_pass_outlives_what_does_not_touch_it(root, passed):
@@ -178,7 +141,7 @@ def test_a_pass_outlives_what_does_not_touch_it(root, passed):
 
 def test_going_back_to_the_code_that_passed_is_passed_again_until_a_check_says_otherwise(root, passed):
     kept = copy.deepcopy(passed.cell("exercise-90-1"))
-    answer_edited(root, passed)
+    passed.answer(1, WRONG)
     save(root, passed)
     assert standing(root).status == "to do"
     passed.cell("exercise-90-1").update(kept)

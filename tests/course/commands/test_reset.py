@@ -14,12 +14,6 @@ ANSWER = "return 2 * x  # mine"
 
 
 @pytest.fixture
-def root(tmp_path):
-    tiny.make_unexecuted(tmp_path, tiny.source(3))
-    return tmp_path
-
-
-@pytest.fixture
 def path(root):
     return root / "chapters" / "90_tiny.ipynb"
 
@@ -125,17 +119,8 @@ def test_a_course_that_does_not_fit_together_is_refused(root, path, learner, cap
     assert kept(root) == []
 
 
-def test_misuse_is_told_in_a_sentence(root, learner, path, monkeypatch, capsys):
+def test_without_anyone_to_ask_nothing_is_reset(root, learner, path, monkeypatch, capsys):
     before = path.read_bytes()
-    for arguments, says in (
-        ([], "tplab reset 4, or tplab reset --exercise 4.2"),
-        (["90", "--exercise", "90.1"], "Say what to begin anew"),
-        (["17"], "There are: 90."),
-        (["--exercise", "90.9"], "no exercise 90.9"),
-        (["--exercise", "four"], "tplab reset --exercise 4.2"),
-    ):
-        assert run(root, *arguments, "--yes") == 2
-        assert says in " ".join(capsys.readouterr().err.split())
     monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: False, raising=False)
     assert run(root, "90") == 2
     assert "add --yes" in " ".join(capsys.readouterr().err.split())
@@ -157,22 +142,6 @@ def test_exercise_comes_back_and_every_other_cell_stays(root, path, first, learn
     nbformat.validate(after)
 
 
-def both_gone(mine):
-    del mine.cells[mine.place("exercise-90-2")], mine.cells[mine.place("check-90-2")]
-
-
-def turned_into_text(mine):
-    mine.cell("exercise-90-2")["cell_type"] = "markdown"
-
-
-def split(mine):
-    mine.insert(mine.place("exercise-90-2") + 1, "def double_2(x):\n    return x + x")
-
-
-def doubled(mine):
-    mine.insert(mine.place("exercise-90-2") + 1, "def double_2(x):\n    return x + x", id="exercise-90-2")
-
-
 def lost_ids(mine):
     for cell in mine.cells:
         del cell["id"]
@@ -184,7 +153,18 @@ def check_edited_and_twice(mine):
     mine.insert(mine.place("check-90-2") + 1, 'check("90.2", double_2)')
 
 
-@pytest.mark.parametrize("spoil", [both_gone, turned_into_text, split, doubled, lost_ids, check_edited_and_twice])
+SECOND = "def double_2(x):\n    return x + x"
+SPOILINGS = [
+    lambda mine: [mine.cells.pop(mine.place(f"{kind}-90-2")) for kind in ("exercise", "check")],
+    lambda mine: mine.cell("exercise-90-2").update(cell_type="markdown"),
+    lambda mine: mine.insert(mine.place("exercise-90-2") + 1, SECOND),
+    lambda mine: mine.insert(mine.place("exercise-90-2") + 1, SECOND, id="exercise-90-2"),
+    lost_ids,
+    check_edited_and_twice,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILINGS)
 def test_exercise_comes_back_whatever_became_of_its_cells(spoil, root, path, first, learner):
     spoil(learner)
     before = learner.save(path).read_bytes()

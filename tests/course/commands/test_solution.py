@@ -2,17 +2,8 @@
 
 from unittest import mock
 
-import pytest
-
-from tests.course import tiny
 from tplab.course.commands import cli
 from tplab.course.commands import confirm as asking
-
-
-@pytest.fixture
-def root(tmp_path):
-    tiny.make_unexecuted(tmp_path, tiny.source(2))
-    return tmp_path
 
 
 def run(root, *arguments: str) -> int:
@@ -48,17 +39,3 @@ def test_it_asks_first_and_without_anyone_to_ask_shows_nothing(root, monkeypatch
     said = capsys.readouterr()
     assert "add --yes" in " ".join(said.err.split())
     assert "return" not in said.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["90.3"], "There are: 90.1, 90.2."),
-        (["17.1"], "There are: 90."),
-        (["90"], "tplab solution 4.2"),
-        (["90.a"], "tplab solution 4.2"),
-    ],
-)
-def test_misuse_is_told_in_a_sentence(arguments, says, root, capsys):
-    assert run(root, *arguments, "--yes") == 2
-    assert says in " ".join(capsys.readouterr().err.split())

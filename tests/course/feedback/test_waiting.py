@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests import ROOT
-from tests.runtime.kernel import Cell, Notebook, notebook
+from tests.course.page import opened
+from tests.runtime.kernel import Cell, Notebook
 from tplab.course.feedback.waiting import on_page
 from tplab.course.notebooks.cells import read_notebook
 
@@ -22,27 +23,16 @@ SOLUTION = read_notebook(next((ROOT / "solutions").glob("02_*.ipynb")))
 RIGHT = next(cell.source for cell in SOLUTION if cell.id == "exercise-2-1")
 
 
-def opened(page: str | None) -> Iterator[Notebook]:
-    with pytest.MonkeyPatch.context() as patch:
-        if page:
-            patch.setenv("JPY_SESSION_NAME", page)
-        else:
-            patch.delenv("JPY_SESSION_NAME", raising=False)
-        with notebook() as book:
-            book.run(STUB)
-            yield book
-
-
 @pytest.fixture(scope="module")
 def book() -> Iterator[Notebook]:
     """A kernel as JupyterLab starts it."""
-    yield from opened("02.ipynb")
+    yield from opened("02.ipynb", STUB)
 
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Notebook]:
     """A kernel without a page, as nbclient and nbval start it."""
-    yield from opened(None)
+    yield from opened(None, STUB)
 
 
 def status(book: Notebook, cell: Cell) -> str:
@@ -160,6 +150,20 @@ def test_without_a_page_it_fails_but_a_check_only_says_that_it_waits(bare: Noteb
         error = next(m["content"] for m in cell.messages if m["msg_type"] == "error")
         assert (error["ename"], error["evalue"]) == ("NotImplementedError", "exercise 2.1"), "`tplab check` reads these"
         assert (error["traceback"][0], len(error["traceback"])) == (first, 2)
+
+
+def test_a_pass_shows_one_box_and_a_failure_a_box_and_one_line(bare: Notebook) -> None:
+    passed = bare.run('tplab.course.feedback.verdict.CheckPassed("4.1", "Column", "", "Right: out.")')
+    (shown,) = [m["content"]["data"] for m in passed.messages if "data" in m["content"]]
+    assert "✓ Exercise 4.1 passed" in shown["text/html"]
+    failed = bare.run(
+        'raise tplab.course.feedback.verdict.CheckFailed("Exercise 4.2: wrong.", question="Who adds up?")'
+    )
+    box, error = [m["content"] for m in failed.messages if m["msg_type"] in ("display_data", "error")]
+    assert "Who adds up?" in box["data"]["text/html"]
+    assert "Think: Who adds up?" in box["data"]["text/plain"]
+    assert error["traceback"] == ["CheckFailed: Exercise 4.2: wrong."]
+    assert "Think: Who adds up?" in error["evalue"]
 
 
 def test_nbval_that_a_page_starts_is_no_page(monkeypatch) -> None:

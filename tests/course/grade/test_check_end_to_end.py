@@ -47,19 +47,8 @@ def run(tmp_path_factory):
     mine.answer(13, "return 2 * x")
     path = mine.save(folder / "90_mine.ipynb")
     before = hashlib.sha256(path.read_bytes()).hexdigest()
-    command = [
-        sys.executable,
-        "-m",
-        "tplab",
-        "check",
-        "90",
-        "--root",
-        str(root),
-        "--notebook",
-        str(path),
-        "--timeout",
-        "9",
-    ]
+    where = ["--root", str(root), "--notebook", str(path)]
+    command = [sys.executable, "-m", "tplab", "check", "90", *where, "--timeout", "9"]
     environment = os.environ | {"PYTHONPATH": str(root), "COLUMNS": "200", "PYTEST_ADDOPTS": "--nonsense"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     print(done.stdout, done.stderr)

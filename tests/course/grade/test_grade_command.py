@@ -94,11 +94,8 @@ ODD = "=1+1<script>alert(1)<\\script>\ud800"
 
 
 def test_no_text_is_taken_for_html_or_for_a_formula_or_keeps_the_results_from_being_written(tmp_path):
-    verdicts = [
-        Verdict("4.1", ODD, "passed"),
-        Verdict("4.2", "Two", "failed", ODD),
-        Verdict("4.3", "3", "waiting", "4.1"),
-    ]
+    statuses = [("4.1", ODD, "passed", ""), ("4.2", "Two", "failed", ODD), ("4.3", "3", "waiting", "4.1")]
+    verdicts = [Verdict(*status) for status in statuses]
     grades = [report.Grade(Student(ODD, "=1", problems=[ODD]), {4: Outcome(verdicts, [ODD], {"4.2": ODD})})]
     report.write(tmp_path, grades, ["0.1", "4.1", "4.2", "4.3"])
     text = (tmp_path / report.CSV).read_text("utf-8-sig")
@@ -191,21 +188,3 @@ def test_limits_of_the_command_are_those_of_each_notebook(root, tmp_path, option
     row = rows(tmp_path / "class-grades")["Ann"]
     assert row["90.1"] == "not run"
     assert says in row["remarks"]
-
-
-def test_misuse_is_told_in_a_sentence(root, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("empty", "other"):
-        Path(name).mkdir()
-    Path("other", "thesis.txt").touch()
-    submit(root, Path("class", "a.ipynb"), "return 2 * x")
-    for line, says in (
-        ("nowhere", "no folder nowhere"),
-        ("empty", "is empty"),
-        ("class --chapter 17", "There is no chapter 17. There are: 90."),
-        ("class --out class", "--out"),
-        ("class --out other", "--out"),
-        ("class --out class/a.ipynb", "--out"),
-    ):
-        assert cli.main(["grade", *line.split(), "--root", str(root)]) == 2
-        assert says in " ".join(capsys.readouterr().err.split())

@@ -6,7 +6,8 @@ import pytest
 
 from tests.capstone.own_layers.libraries import solution
 from tests.course.learn.test_library import empty_course
-from tests.runtime.kernel import Notebook, notebook
+from tests.course.page import opened
+from tests.runtime.kernel import Notebook
 from tplab.course.commands.mine import library as page
 from tplab.course.learn.course_files import Course
 
@@ -36,22 +37,10 @@ def course(tmp_path_factory) -> Course:
     return empty_course(tmp_path_factory.mktemp("page") / "my_course")
 
 
-def opened(course: Course, page: str | None) -> Iterator[Notebook]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(course.folder)
-        if page:
-            patch.setenv("JPY_SESSION_NAME", page)
-        else:
-            patch.delenv("JPY_SESSION_NAME", raising=False)
-        with notebook() as book:
-            book.run(SETUP)
-            yield book
-
-
 @pytest.fixture(scope="module")
 def book(course) -> Iterator[Notebook]:
     """One page for the tests below, in their order: it remembers the cells that ran, as a learner's page does."""
-    yield from opened(course, "02.ipynb")
+    yield from opened("02.ipynb", SETUP, course.folder)
 
 
 def text_of(course: Course) -> str:
@@ -132,7 +121,7 @@ def test_a_file_in_the_librarys_place_is_named_and_nothing_is_claimed(course, bo
 
 def test_without_a_page_nothing_is_written_and_the_box_is_the_same(tmp_path):
     course = empty_course(tmp_path / "my_course")
-    for book in opened(course, None):
+    for book in opened(None, SETUP, course.folder):
         book.run(HELPER)
         book.run(ANSWER)
         assert TOLD in html(book.run(CHECK))

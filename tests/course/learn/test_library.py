@@ -168,9 +168,8 @@ def test_files_of_a_library_from_before_the_operators_had_their_name_make_room(e
 
 
 @pytest.fixture
-def tiny_course(tmp_path) -> Course:
-    tiny.make_unexecuted(tmp_path, tiny.source(3))
-    course = Course(tmp_path, tmp_path / "my_course")
+def tiny_course(root) -> Course:
+    course = Course(root, root / "my_course")
     start.start(course)
     return course
 

@@ -19,14 +19,6 @@ NAME = "90_tiny.ipynb"
 
 
 @pytest.fixture
-def root(tmp_path):
-    """A clone of the course."""
-    (tmp_path / "clone").mkdir()
-    tiny.make_unexecuted(tmp_path / "clone", tiny.source(2))
-    return tmp_path / "clone"
-
-
-@pytest.fixture
 def course(root):
     return Course(root, root / "my_course")
 
@@ -96,7 +88,7 @@ def test_a_renamed_notebook_is_found_and_not_made_again(course):
     mine = answer(course.folder / NAME)
     (course.folder / NAME).rename(course.folder / "tiny, my way.ipynb")
     assert start.start(course).new == []
-    pull(course.material, tiny.source(2).replace("a given cell", "another given cell"))
+    pull(course.material, tiny.source(3).replace("a given cell", "another given cell"))
     assert list(start.update(course).updated) == ["tiny, my way.ipynb"]
     assert ANSWER in text(course.folder / "tiny, my way.ipynb")
     assert "another given cell" in text(course.folder / "tiny, my way.ipynb")
@@ -174,7 +166,7 @@ def test_an_unreadable_notebook_is_kept_and_told_and_not_updated(root, course, m
     kept = b"\n".join(everything(course.folder).values())
     assert all(text in kept for text in (b"{broken in chapters", ANSWER.encode()))
     assert "raise NotImplementedError" in text(root / "chapters" / NAME)
-    pull(course.material, tiny.source(3))
+    pull(course.material, tiny.source(4))
     monkeypatch.chdir(course.folder)
     assert cli.main(["update"]) == 1
     assert "was left as it is" in capsys.readouterr().out
@@ -188,12 +180,12 @@ def test_update_keeps_a_dated_copy_and_the_answer_and_may_skip_versions(course, 
     start.start(course)
     before = answer(course.folder / NAME)
     for version in ("second", "third"):
-        pull(course.material, tiny.source(3).replace("a given cell", f"the {version} given cell"))
+        pull(course.material, tiny.source(4).replace("a given cell", f"the {version} given cell"))
     monkeypatch.chdir(course.folder)
     assert cli.main(["update"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"{NAME}: 1 cell changed, 5 cells added. Your answer to 90.1 is kept." in out
-    for words in (ANSWER, "exercise 90.3", "the third given cell"):
+    for words in (ANSWER, "exercise 90.4", "the third given cell"):
         assert words in text(course.folder / NAME)
     assert [path.read_bytes() for path in (course.folder / "kept").iterdir()] == [before]
     assert cli.main(["update"]) == 0

@@ -3,12 +3,10 @@
 test_random_updates.py tries what nobody thought of.
 """
 
-import copy
-
 import pytest
 
 from tests.course import tiny
-from tplab.course.learn.update_notebook import update_notebook
+from tplab.course.learn.update_notebook import Changes, update_notebook
 from tplab.course.notebooks.build import blank_chapter, skeleton
 from tplab.course.notebooks.source import read
 
@@ -24,7 +22,7 @@ print("new")
 def blank(root, text: str) -> dict:
     """The blank chapter that a source makes, as JSON."""
     chapter = read(tiny.write(root, text))
-    return copy.deepcopy(blank_chapter(chapter, skeleton(chapter, blank=False)))
+    return blank_chapter(chapter, skeleton(chapter, blank=False))
 
 
 @pytest.fixture
@@ -47,25 +45,17 @@ def new(tmp_path) -> dict:
     return blank(tmp_path, text + MORE)
 
 
-def sources(notebook: dict) -> list[str]:
-    return [cell["source"] for cell in notebook["cells"]]
+def updated(old: dict, mine: tiny.Learner, new: dict) -> tuple[tiny.Learner, Changes]:
+    merged, changes = update_notebook(old, mine.content, new)
+    return tiny.Learner(merged), changes
 
 
-def cell(notebook: dict, id: str) -> dict:
-    return next(cell for cell in notebook["cells"] if cell["id"] == id)
+def sources(notebook: tiny.Learner) -> list[str]:
+    return [cell["source"] for cell in notebook.cells]
 
 
-def place(notebook: dict, id: str) -> int:
-    return next(place for place, cell in enumerate(notebook["cells"]) if cell["id"] == id)
-
-
-def own(source: str, id: str, kind: str = "code") -> dict:
-    made = {"cell_type": kind, "id": id, "metadata": {}, "source": source}
-    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
-
-
-def find(notebook: dict, words: str) -> dict:
-    return next(cell for cell in notebook["cells"] if words in cell["source"])
+def find(notebook: tiny.Learner, words: str) -> dict:
+    return next(cell for cell in notebook.cells if words in cell["source"])
 
 
 def test_untouched_notebook_becomes_the_new_version(old, new):
@@ -75,53 +65,52 @@ def test_untouched_notebook_becomes_the_new_version(old, new):
 
 
 def test_answers_predictions_and_own_cells_stay_where_they_were(old, new):
-    mine = copy.deepcopy(old)
-    answer = cell(mine, "exercise-90-1")
+    mine = tiny.Learner(old)
+    answer = mine.cell("exercise-90-1")
     answer.update(source="def double_1(x): return x + x", outputs=[{"output_type": "stream"}], execution_count=7)
-    cell(mine, "exercise-90-3")["source"] = "def double_3(x):\n    return x * 2"
-    cell(mine, "predict-90-a")["source"] = 'predict("90.a", value=5)'
-    mine["cells"].insert(place(mine, "exercise-90-2"), own("helper = 1", "mine-1"))
-    mine["cells"].insert(0, own("First of all, a note.", "mine-0", "markdown"))
-    mine["cells"].append(own("# the end", "mine-2"))
-    merged, changes = update_notebook(old, mine, new)
-    assert cell(merged, "exercise-90-1") == answer
-    assert cell(merged, "exercise-90-3")["source"] == "def double_3(x):\n    return x * 2"
-    assert cell(merged, "predict-90-a")["source"] == 'predict("90.a", value=5)'
-    assert place(merged, "mine-0") == 0
-    assert place(merged, "mine-1") == place(merged, "exercise-90-2") - 1
-    assert place(merged, "mine-2") > place(merged, "check-90-3")
+    mine.answer(3, "return x * 2")
+    mine.cell("predict-90-a")["source"] = 'predict("90.a", value=5)'
+    mine.insert(mine.place("exercise-90-2"), "helper = 1", "mine-1")
+    mine.insert(0, "# First of all, a note", "mine-0")
+    mine.insert(len(mine.cells), "# the end", "mine-2")
+    merged, changes = updated(old, mine, new)
+    assert merged.cell("exercise-90-1") == answer
+    assert merged.cell("exercise-90-3")["source"] == "def double_3(x):\n    return x * 2\n"
+    assert merged.cell("predict-90-a")["source"] == 'predict("90.a", value=5)'
+    assert merged.place("mine-0") == 0
+    assert merged.place("mine-1") == merged.place("exercise-90-2") - 1
+    assert merged.place("mine-2") > merged.place("check-90-3")
     assert changes.kept == ["90.1", "90.3"]
     assert changes.new_task == ["90.3"], "its given lines changed"
     assert 'print("a given cell, changed")' in sources(merged)
     assert not {'print("a given cell")', "double_2(4)"} & set(sources(merged))
-    assert cell(merged, "exercise-90-4")
+    assert merged.cell("exercise-90-4")
 
 
 def test_a_given_cell_that_only_the_learner_changed_stays_as_they_left_it(old, new):
-    mine = copy.deepcopy(old)
+    mine = tiny.Learner(old)
     find(mine, "double_1(4)")["source"] = "double_1(400)"
-    mine["cells"].remove(find(mine, "double_3(4)"))
-    cell(mine, "task-90-1").update(
-        source="My words ![](attachment:a.png)", attachments={"a.png": {"image/png": "AA=="}}
-    )
-    cell(mine, "task-90-1")["metadata"]["jp-MarkdownHeadingCollapsed"] = True
+    mine.cells.remove(find(mine, "double_3(4)"))
+    attached = {"a.png": {"image/png": "AA=="}}
+    mine.cell("task-90-1").update(source="My words ![](attachment:a.png)", attachments=attached)
+    mine.cell("task-90-1")["metadata"]["jp-MarkdownHeadingCollapsed"] = True
     for id in ("exercise-90-2", "check-90-2"):
-        mine["cells"].remove(cell(mine, id))
-    merged, changes = update_notebook(old, mine, new)
+        mine.cells.remove(mine.cell(id))
+    merged, changes = updated(old, mine, new)
     assert "double_1(400)" in sources(merged)
     assert not {"double_1(4)", "double_3(4)"} & set(sources(merged))
     assert changes.beside == []
     kept = find(merged, "My words")
-    assert kept["attachments"] == {"a.png": {"image/png": "AA=="}}
+    assert kept["attachments"] == attached
     assert kept["metadata"]["jp-MarkdownHeadingCollapsed"] is True
     for id in ("exercise-90-2", "check-90-2"):
-        assert cell(merged, id) == cell(new, id), "only a given cell stays deleted"
+        assert merged.cell(id) == tiny.Learner(new).cell(id), "only a given cell stays deleted"
 
 
 def test_a_given_cell_that_both_changed_is_followed_by_the_learners(old, new):
-    mine = copy.deepcopy(old)
+    mine = tiny.Learner(old)
     find(mine, "a given cell")["source"] = 'print("a given cell")\nx = 3  # mine'
-    merged, changes = update_notebook(old, mine, new)
+    merged, changes = updated(old, mine, new)
     at = sources(merged).index('print("a given cell, changed")')
     assert sources(merged)[at + 1] == 'print("a given cell")\nx = 3  # mine'
     assert len(changes.beside) == 1

@@ -4,16 +4,8 @@ import argparse
 
 import pytest
 
-from tests import ROOT
 from tplab.course.notebooks import numbering
 from tplab.course.notebooks.numbering import START_NUMBER
-
-
-def test_the_start_page_comes_first():
-    stems = [path.stem for path in numbering.chapter_files(ROOT / "solutions", ".py")]
-    assert stems[0] == "start"
-    assert [stem[:2] for stem in stems[1:]] == [f"{number:02d}" for number in range(len(stems) - 1)]
-    assert [numbering.number_of(stem) for stem in stems] == list(range(START_NUMBER, len(stems) - 1))
 
 
 def test_a_chapter_is_found_by_what_a_user_types():

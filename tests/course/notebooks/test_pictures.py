@@ -1,10 +1,7 @@
 """Moving pictures in a chapter's text: what a source must write, and how the files reach notebook, learner and book."""
 
-import shutil
-import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests import ROOT
@@ -95,20 +92,6 @@ def test_start_and_update_bring_the_picture_to_the_learner_and_leave_theirs_alon
     start.start(course)
     assert mine.exists()
     assert own.read_bytes() == b"mine"
-
-
-def test_the_book_has_the_picture_beside_its_pages(root: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    for module in ("pages", "states"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    from pages import write_pages
-
-    (page,) = write_pages(root, tmp_path / "pages", tmp_path / "extra")
-    assert f"![{ALT}](pictures/dot.svg)" in nbformat.read(page, as_version=4).cells[-1].source
-    assert (tmp_path / "pages" / "pictures" / "dot.svg").read_text() == "<svg>1</svg>"
-    shutil.rmtree(root / "solutions" / "pictures")
-    write_pages(root, tmp_path / "pages", tmp_path / "extra")
-    assert not (tmp_path / "pages" / "pictures").exists()
 
 
 def test_the_courses_folders_hold_the_pictures_that_its_chapters_show_and_no_others() -> None:
