@@ -1,7 +1,11 @@
 """The build: what it refuses, what it writes, and that it writes the same every time."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -133,6 +137,21 @@ def test_rebuild_is_equal_to_the_byte(built, monkeypatch):
     before = [(built / name).read_bytes() for name in names]
     assert build.main(["--root", str(built), "--force", "90"]) == 0
     assert [(built / name).read_bytes() for name in names] == before
+
+
+def test_plain_nbval_compares_the_results_of_checks(built, tmp_path, monkeypatch):
+    """One check shows what it should; of the other, the notebook expects another text."""
+    monkeypatch.setenv("PYTHONPATH", str(built))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the others take longer to import than nbval runs
+    path = tmp_path / "90_tiny.ipynb"
+    text = (built / "solutions" / "90_tiny.ipynb").read_text(encoding="utf-8")
+    path.write_text(text.replace("Exercise 90.2 passed", "Exercise 90.2 surpassed"), encoding="utf-8")
+    code = [cell["id"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "nbval.plugin", "--nbval-lax"]
+    done = subprocess.run([*command, "-c", os.devnull, path], capture_output=True, text=True, cwd=tmp_path)
+    outcomes = dict(re.findall(r"::Cell (\d+) (PASSED|FAILED)", done.stdout))
+    failed = [code[int(cell)] for cell, outcome in outcomes.items() if outcome == "FAILED"]
+    assert (len(outcomes), failed) == (len(code), ["check-90-2"]), done.stdout
 
 
 def test_check_needs_no_kernel_and_finds_what_is_stale(built, monkeypatch, capsys):
