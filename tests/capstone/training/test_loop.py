@@ -7,10 +7,12 @@ import math
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, partialmethod
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,15 +280,21 @@ def test_every_micro_batch_stage_and_replica_has_other_dropout(monkeypatch: pyte
     settings = replace(SMALL, tp=2, pp=3, dp=2, num_layers=3, micro_batch_size=1, dropout=0.1)
     seeds: list[int] = []
     monkeypatch.setattr(step, "seed_all", lambda seed, group: seeds.append(seed))
-    monkeypatch.setattr(step, "training_step", lambda *_, **__: None)
-    monkeypatch.setattr(Step, "_pipeline", lambda _: None)
-    model = nn.Linear(1, 1)
+    idle = SimpleNamespace(
+        micro_batch=nullcontext, torch_optimizer=SimpleNamespace(param_groups=[]), update=lambda: None
+    )
+    monkeypatch.setattr(step, "training_step", lambda *_, **__: idle)
+
+    def only_dropout(one: Step) -> SimpleNamespace:
+        return SimpleNamespace(step=lambda ids, _, total: [one._dropout(k) for k in range(len(ids))] and None)
+
+    monkeypatch.setattr(Step, "_pipeline", only_dropout)
+    model, batch = nn.Linear(1, 1), torch.zeros(settings.micro_batches, 1)
     for dp in range(2):
         for pp in range(3):
             one = Step(model, settings, Ranks(0, 1, Place(dp, pp, 0), None, torch.device("cpu")))
-            for one._number in (1, 2, 3):
-                for k in range(settings.micro_batches):
-                    one._dropout(k)
+            for number in (1, 2, 3):
+                one.run(number, batch, batch)
     assert len(seeds) == 2 * 3 * 3 * 4
     assert min(b - a for a, b in pairwise(sorted(seeds))) == three_dimensions.SEEDS_APART
     model.eval()
