@@ -67,6 +67,7 @@ def _driver() -> str:
 
 
 def text_of(facts: Mapping[str, str], place: Where, items: Sequence[Item], results: Results) -> str:
+    """Return the report in Markdown, without the names of this machine and its user."""
     parts = ["# tplab on GPUs", *([REHEARSALS[place]] if place in REHEARSALS else ())]
     parts.append("\n".join(f"- {name}: {value}" for name, value in facts.items()))
     known = {item.name: results[item.name] for item in items if item.name in results}
