@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -415,14 +416,26 @@ def test_a_collective_on_a_group_one_is_no_member_of_is_an_error() -> None:
     assert "Invalid process group" not in str(error)
 
 
-def test_ranks_that_move_while_they_are_looked_at_are_not_called_deadlocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = iter([0, 0])  # nothing moves, then, while the ranks are read one after another, something does
+def test_ranks_that_move_while_they_are_looked_at_are_not_called_deadlocked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    same, moved = [0, 0], tmp_path / "moved"
+
+    def progress(_: watch.Watch) -> object:
+        """Nothing moves, then, while the ranks are read one after another, something does."""
+        if same:
+            return same.pop()
+        moved.touch()
+        return object()
+
+    def until_it_has_moved() -> None:
+        while not moved.exists():
+            time.sleep(0.05)
 
     monkeypatch.setattr(watch, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(watch, "deadlocked", lambda states, can_act=(): [0, 1])
-    monkeypatch.setattr(watch.Watch, "_progress", lambda self: next(seen, object()))
-    assert tplab.launch(lambda: time.sleep(0.5), 2) == [None, None]
-    assert next(seen, None) is None
+    monkeypatch.setattr(watch.Watch, "_progress", progress)
+    assert tplab.launch(until_it_has_moved, 2) == [None, None]
 
 
 def test_an_end_that_is_seen_late_is_still_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
