@@ -2,7 +2,7 @@
 
     make picture
 
-The code comes from the finished notebook solutions/start.ipynb, and so does everything that its cells printed.
+The code comes from the finished notebook solutions/00_start.ipynb, and so does everything that its cells printed.
 """
 
 import ast
@@ -16,7 +16,7 @@ from pictures.drawing import SMALL, box, document, text
 
 ROOT = Path(__file__).parents[1]
 TARGET = Path(__file__).with_name("first_minutes.svg")
-NOTEBOOK = ROOT / "solutions" / "start.ipynb"
+NOTEBOOK = ROOT / "solutions" / "00_start.ipynb"
 
 WIDTH, MARGIN, LINE, COLUMNS = 880, 16, 18, 100
 INK, FAINT, CODE, GREEN, RED = "#1F2933", "#66727F", "#F4F6F8", "#2E7D4F", "#B4443C"

@@ -17,11 +17,11 @@ progress()
 # %% [markdown]
 # ## The chapters
 #
-# Start with **[a first taste](start.ipynb)**, which takes fifteen minutes. After that, each chapter takes 60 to 90 minutes including its exercises. All the chapters together take about 20 hours, and the optional sections of chapters 01, 04, 06, 10, and 13 add about one more hour. The chapters build on each other, so it's best to work through them in order. But if you get stuck, you can still move on, because every chapter comes with ready-made versions of everything that the earlier chapters build.
+# Start with **[a first taste](00_start.ipynb)**, which takes fifteen minutes. After that, each chapter takes 60 to 90 minutes including its exercises. All the chapters together take about 20 hours, and the optional sections of chapters 01, 04, 06, 10, and 13 add about one more hour. The chapters build on each other, so it's best to work through them in order. But if you get stuck, you can still move on, because every chapter comes with ready-made versions of everything that the earlier chapters build.
 #
 # | | chapter | you build | exercises, and time for the chapter |
 # |---|---|---|---|
-# | start | [A first taste](start.ipynb) | a matmul on two processes, split both ways | 2, about 15 min |
+# | start | [A first taste](00_start.ipynb) | a matmul on two processes, split both ways | 2, about 15 min |
 # | 00 | [Why parallel](00_why_parallel.ipynb) | the memory bill of a GPT: weights, gradients, optimizer state and activations | 4, about 75 min |
 # | 01 | [Ranks and collectives](01_ranks_and_collectives.ipynb) | a ring all-reduce, made of sends and receives | 5, about 75 min |
 # | 02 | [Splitting matrices](02_splitting_matrices.ipynb) | shards, and the cheapest way through two matmuls | 4, about 60 min |

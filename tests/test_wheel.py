@@ -107,13 +107,13 @@ def test_start_check_hint_solution_update_and_lab_work_without_the_repository(in
 
 def test_the_hosted_start_page_runs_where_only_the_wheel_is_installed(installed):
     """The wheel is there already, so the cell that would download it only imports it."""
-    started = str(ROOT / "chapters" / "start.ipynb")
+    started = str(ROOT / "chapters" / "00_start.ipynb")
     made = installed.run("python", "-m", "tplab.course.notebooks.hosted", started, "https://a.b/c.whl", "https://d.e")
     notebook = nbformat.reads(made.stdout, as_version=4)
     install = next(cell for cell in notebook.cells if cell.id == "install")
     assert install.source == '%pip install --quiet "tplab @ https://a.b/c.whl"'
     install.source = "import tplab"
-    solution = nbformat.read(ROOT / "solutions" / "start.ipynb", as_version=4)
+    solution = nbformat.read(ROOT / "solutions" / "00_start.ipynb", as_version=4)
     answers = {cell.id: cell.source for cell in solution.cells if cell.id.startswith(("exercise", "predict"))}
     for cell in notebook.cells:
         cell.source = answers.get(cell.id, cell.source)

@@ -17,8 +17,8 @@ from tplab.course.grade.needs import ids_with_needs
 from tplab.course.notebooks.numbering import chapter_files
 
 CHAPTERS = [path.stem for path in chapter_files(ROOT / "solutions", ".ipynb")]
-WHOLE = ["start", "01_ranks_and_collectives"]
-WITHOUT_KNOBS = ["start", "08_vocab_parallel_loss", "09_randomness", "15_capstone"]
+WHOLE = ["00_start", "01_ranks_and_collectives"]
+WITHOUT_KNOBS = ["00_start", "08_vocab_parallel_loss", "09_randomness", "15_capstone"]
 PLAYED = "01_ranks_and_collectives"
 NARROW = "03_conjugate_operators"
 DARK = "04_parallel_linear"

@@ -72,7 +72,7 @@ def chapters(tmp_path: Path) -> Chapters:
     made = Chapters(tmp_path)
     made.add("02_old", notebook(e2_2=stub("2.2", "def split(x)")), notebook(e2_2=MINE),
              notebook(e2_2=stub("2.2", "def other(y)")))  # fmt: skip
-    made.add("start", None, None, notebook(eS_1=stub("S.1", "def split(x)")))
+    made.add("00_start", None, None, notebook(eS_1=stub("S.1", "def split(x)")))
     return made
 
 
@@ -126,9 +126,9 @@ def unshard(x):
     made = Chapters(tmp_path)
     made.add("02_old", notebook(e2_2=stub("2.2", "def shard(x)", "def unshard(x)")), notebook(e2_2=written),
              notebook(e2_2=stub("2.2", "def other(y)")))  # fmt: skip
-    made.add("start", None, None, notebook(eS_1=stub("S.1", "def unshard(x)", "def shard(x)")))
-    assert made.update() == ["Your answer to 2.2 is now in exercise S.1 in start.ipynb."]
-    assert made.cell("start", "S.1") == written
+    made.add("00_start", None, None, notebook(eS_1=stub("S.1", "def unshard(x)", "def shard(x)")))
+    assert made.update() == ["Your answer to 2.2 is now in exercise S.1 in 00_start.ipynb."]
+    assert made.cell("00_start", "S.1") == written
     assert made.cell("02_old", "2.2") == stub("2.2", "def other(y)")
     assert len(made.cells("02_old")) == 1
     assert made.update() == []
@@ -138,7 +138,7 @@ def test_an_answer_does_not_replace_what_the_learner_has_written_in_its_new_plac
     since = stub("S.1", "def split(x)") + "\n# an idea"
     chapters.pages[1].learner.write_text(json.dumps(notebook(eS_1=since)))
     chapters.update()
-    assert [cell["source"] for cell in chapters.cells("start")] == [MINE, since]
+    assert [cell["source"] for cell in chapters.cells("00_start")] == [MINE, since]
 
 
 def test_an_answer_whose_new_notebook_cannot_be_read_stays_where_it_is(chapters):

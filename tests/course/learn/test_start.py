@@ -95,6 +95,19 @@ def test_a_renamed_notebook_is_found_and_not_made_again(course):
     assert mine in [path.read_bytes() for path in (course.folder / "kept").iterdir()]
 
 
+def test_a_page_that_the_course_has_renamed_is_renamed_with_the_answers_in_it(course, monkeypatch):
+    start.start(course)
+    mine = answer(course.folder / NAME)
+    (course.folder / NAME).rename(course.folder / "tiny.ipynb")
+    monkeypatch.setattr(start, "RENAMED", {"tiny.ipynb": NAME, "another.ipynb": "91_another.ipynb"})
+    report = start.update(course)
+    assert (report.new, report.updated, len(report.moved)) == ([], {}, 1)
+    assert (course.folder / NAME).read_bytes() == mine
+    (course.folder / "tiny.ipynb").write_text("another notebook of theirs")
+    assert start.start(course).moved == []
+    assert (course.folder / NAME).read_bytes() == mine
+
+
 def test_the_table_of_contents_comes_beside_a_notebook_of_the_learners_own(root, course):
     for folder in ("chapters", "solutions"):
         nbformat.write(new_notebook(cells=[new_markdown_cell("# Contents")]), root / folder / "index.ipynb")

@@ -23,3 +23,10 @@ def test_exercises_are_sorted_by_chapter_and_place():
     ]  # fmt: skip
     with pytest.raises(ValueError, match=r"'x.1' is no number of an exercise"):
         numbering.chapter_of("x.1")
+
+
+def test_the_start_page_is_the_first_file_and_the_first_chapter(tmp_path):
+    for stem in ("index", "15_capstone", "00_why_parallel", numbering.START_PAGE):
+        (tmp_path / f"{stem}.ipynb").touch()
+    found = [path.stem for path in numbering.chapter_files(tmp_path, ".ipynb")]
+    assert found == sorted(found) == ["00_start", "00_why_parallel", "15_capstone"]

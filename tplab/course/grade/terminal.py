@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tplab.course.grade.check_notebook import Verdict
-from tplab.course.notebooks.numbering import START
+from tplab.course.notebooks.numbering import heading, number_of
 
 LOOK = {
     "passed": ("✓", "green"),
@@ -26,8 +26,7 @@ _HANGING = 20  # maximum indentation of a row's continuation lines, in columns
 
 def show_heading(console: Console, stem: str, title: str, path: Path) -> None:
     """Print the chapter's title and when its notebook was last saved, because unsaved changes aren't checked."""
-    heading = f"{'The start page' if stem == START else f'Chapter {stem[:2]}'}: {title}"
-    console.print(Text(heading, style="bold"))
+    console.print(Text(f"{heading(number_of(stem))}: {title}", style="bold"))
     saved = time.strftime("%b %d, %H:%M:%S", time.localtime(path.stat().st_mtime))
     console.print(Text(f"{_short(path)}, saved {saved}", style="dim"))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
-from tplab.course.notebooks.numbering import argument, chapter_files, is_chapter, number_of, prefix
+from tplab.course.notebooks.numbering import START, START_PAGE, argument, chapter_files, is_chapter, number_of, prefix
 from tplab.course.notebooks.reference import MATERIAL
 
 MEMORY = ".tplab"  # the folder inside the learner's folder where commands store their data
@@ -75,7 +75,8 @@ class ChapterFiles:
     @property
     def base(self) -> Path:
         """The blank chapter that the learner's notebook started from, or was last updated to."""
-        return self.course.bases / f"{self.stem[:2] if self.stem[:2].isdigit() else self.stem}.ipynb"
+        short = START if self.stem == START_PAGE else re.sub(r"^(\d\d)_.*", r"\1", self.stem)
+        return self.course.bases / f"{short}.ipynb"
 
     def title(self, reference: list[Cell]) -> str:
         """Return the notebook's heading without its number, falling back to the file name."""

@@ -22,6 +22,7 @@ from tplab.course.notebooks.pictures import FOLDER as PICTURES
 from tplab.course.notebooks.reference import SHIPPED
 
 PAGES = ("how_close.md", "AGENTS.md")  # about rounding, and for the learner's AI assistant
+RENAMED = {"start.ipynb": "00_start.ipynb"}  # pages that the course has renamed: old name -> new name
 OTHERS = "Other files that you've put into chapters/ stay there. Move those that you need to your folder."
 
 
@@ -63,6 +64,7 @@ def start(course: Course) -> Report:
             replace(marker, json.dumps(now).encode())
         shared = course.material / "chapters"
         separate = course.material != SHIPPED and shared.resolve() != course.folder.resolve()
+        _rename_pages(course, report)
         for files in pages(course):
             blank = blank_of(files)
             if separate and files.blank.read_bytes() != blank:
@@ -73,6 +75,14 @@ def start(course: Course) -> Report:
         _bring_pictures(course)
         _bring_pages(course)
     return report
+
+
+def _rename_pages(course: Course, report: Report) -> None:
+    """Give the learner's notebooks the names that their pages have now."""
+    for before, now in ((course.folder / old, course.folder / new) for old, new in RENAMED.items()):
+        if before.exists() and not now.exists():
+            before.rename(now)
+            report.moved.append(f"{before.name} is now called {now.name}. If it's open, close it without saving.")
 
 
 def _begin(files: ChapterFiles, blank: bytes, notebook: bytes | None = None) -> None:

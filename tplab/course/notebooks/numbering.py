@@ -1,6 +1,6 @@
 """Name and order the course's notebooks and exercises.
 
-    start.ipynb                  the first page, before chapter 00, with exercises S.1, S.2 and predictions S.a, ...
+    00_start.ipynb               the first page, before chapter 00, with exercises S.1, S.2 and predictions S.a, ...
     00_why_parallel.ipynb ...    chapters 00, 01, ... with exercises 0.1, 0.2, ...
     index.ipynb                  the page with the table of contents, which has no exercises
 
@@ -11,19 +11,19 @@ import argparse
 import re
 from pathlib import Path
 
-START, START_NUMBER, START_PREFIX = "start", -1, "S"
+START, START_PAGE, START_NUMBER, START_PREFIX = "start", "00_start", -1, "S"
 INDEX = "index"
 EXERCISE = rf"(?:{START_PREFIX}|\d+)\.\d+"  # a regular expression for the number of an exercise
 
 
 def is_chapter(stem: str) -> bool:
     """Return whether a notebook with this name (without its suffix) is a chapter."""
-    return stem == START or re.match(r"\d\d_", stem) is not None
+    return re.match(r"\d\d_", stem) is not None
 
 
 def number_of(stem: str) -> int:
     """Return the number of the chapter with this file name: 4 for "04_parallel_linear"."""
-    return START_NUMBER if stem == START else int(stem[:2])
+    return START_NUMBER if stem == START_PAGE else int(stem[:2])
 
 
 def chapter_files(folder: Path, suffix: str) -> list[Path]:
