@@ -398,29 +398,17 @@ print(
 predict("12.c", tensor_parallel=23, and_sequence=14.25, and_selective=4.25)
 
 # %% tags=["explore"]
-GPT3 = memory.PRESETS["GPT-3 175B"]
-PARTS = ("attention scores", "inside attention and MLP", "between the matmuls")
-BETWEEN = ("norm", "dropout mask", "input of Q, K and V", "input of the MLP")
-RECOMPUTED = {"nothing recomputed": "nothing", "scores recomputed": "attention"}
-
-
-def part(name):
-    if name == "attention scores":
-        return name
-    between = any(word in name for word in BETWEEN)
-    return "between the matmuls" if between else "inside attention and MLP"
+saved = partial(memory.layer_activations, memory.PRESETS["GPT-3 175B"])
 
 
 def show_layer(p, sequence_parallel):
-    bars, options = {}, {"tp": p, "sequence_parallel": sequence_parallel}
-    for label, recompute in RECOMPUTED.items():
-        bars[label] = dict.fromkeys(PARTS, 0)
-        kept = memory.layer_activations(GPT3, recompute=recompute, **options)
-        for name, size in kept.items():
-            bars[label][part(name)] += size
-    scale = sum(memory.layer_activations(GPT3).values())
+    options = {"tp": p, "sequence_parallel": sequence_parallel}
+    bars = {
+        "nothing recomputed": saved(**options),
+        "scores recomputed": saved(recompute="attention", **options),
+    }
     title = f"a layer of GPT-3 on each of p = {p} ranks: bytes saved"
-    return viz.saved_activations(bars, scale=scale, title=title)
+    return viz.saved_activations(bars, scale=sum(saved().values()), title=title)
 
 
 viz.explore(

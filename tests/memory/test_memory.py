@@ -27,6 +27,7 @@ from tplab.memory.config import (
     tensor_parallel_sizes,
 )
 from tplab.memory.memory_bill import (
+    BETWEEN_MATMULS,
     RECIPES,
     Layout,
     bill,
@@ -257,6 +258,13 @@ def test_the_bill_counts_sequence_parallelism_and_recomputation_in_every_layer_a
     )
     assert plain == layers * s * h * (10 + 24 // t + 5 * a * s // (h * t)) + s * h * (1 + 4) + logits
     assert lean == layers * s * h * 34 // t + s * h * (1 + 4) // t + logits
+    changed = set()
+    for recompute in ("nothing", "layers"):
+        replicated, split = (
+            layer_activations(config, 1, t, sequence_parallel=b, recompute=recompute) for b in (False, True)
+        )
+        changed |= {name for name, size in replicated.items() if split[name] == size // t}
+    assert changed == BETWEEN_MATMULS
 
 
 @pytest.mark.parametrize("config", RANDOM[:20])

@@ -20,7 +20,10 @@ ROWS = {
     "p = 8": {"compute": 1e-3, "communicate": 2e-3},
 }
 RATIOS = {"1 GPU": 1.1, "8 GPUs": 0.95, "64 GPUs": 1.0}
-SAVED = {"plain": {"attention": 3000, "MLP": 5000}, "recomputed": {"input": 1000}}
+SAVED = {
+    "plain": {"attention scores": 3000, "Q, K and V": 3000, "input of the MLP norm": 2000},
+    "recomputed": {"input of the layer": 1000},
+}
 SCHEDULES = {
     "1F1B": one_f_one_b(4, 8),
     "zero bubble": zero_bubble(4, 8),
@@ -80,7 +83,9 @@ def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_sum_or_the_n
     drawn = [(round(bar.get_x(), 9), round(bar.get_width(), 9)) for bar in picture.axes[0].patches]
     assert drawn == [(0, 8), (8, 0), (0, 4), (4, 1), (0, 1), (1, 2)]
     assert texts(picture) == ["8 ms", "5 ms", "33 %"]
-    assert texts(viz.saved_activations(SAVED)) == ["8 kB", "1 kB"]
+    saved = viz.saved_activations(SAVED)
+    assert texts(saved) == ["8 kB", "1 kB"]
+    assert [bar.get_width() for bar in saved.axes[0].patches] == [3, 3, 2, 0, 0, 1]
     labels = [viz.time_bars({"a": {"x": x}}).axes[0].get_xlabel() for x in (2e-5, 2e-3, 2.0)]
     assert labels == ["microseconds", "milliseconds", "seconds"]
 

@@ -32,6 +32,12 @@ GPUS: dict[str, int] = {  # memory as sold, in bytes
     "H200, 141 GB": 141 * GB,
 }
 
+BETWEEN_MATMULS = frozenset({  # the names in `layer_activations` that only sequence parallelism splits
+    "input of the layer",
+    "input of the attention norm", "input of Q, K and V", "dropout mask behind attention",
+    "input of the MLP norm", "input of the MLP", "dropout mask behind the MLP",
+})  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.patches import Patch
 
 from tplab.common import units
+from tplab.memory.memory_bill import BETWEEN_MATMULS
 from tplab.viz.colors import FAINT, INK, RED, WIDTH, Picture, chart, rows, style, tint
 
 # Shades of gray and hatches in order, so that no part looks like a rank
@@ -13,6 +14,7 @@ _LOOKS = (
     ("#5F6B73", ""), ("white", "////"), ("#C3CBD0", "...."), ("#EEF0F2", "\\\\\\\\"), ("#94A0A8", "xxxx"),
     ("white", ""), ("#C3CBD0", ""), ("white", "++++"),
 )  # fmt: skip
+_SAVED = ("attention scores", "inside attention and MLP", "between the matmuls")
 _UNITS = (("s", 1.0, "seconds"), ("ms", 1e-3, "milliseconds"), ("µs", 1e-6, "microseconds"))
 
 
@@ -35,12 +37,23 @@ def saved_activations(
 ) -> Picture:
     """Draw what autograd saves for backward, with one bar for each way of running a layer.
 
-    bars:  the bytes per category, for each bar: {"attention": {"scores": 4096}}
+    A bar has three parts: the attention scores, what is saved between the matmuls, and everything else.
+
+    bars:  what `tplab.memory.layer_activations` returns, for each bar: {"p = 8": {"attention scores": 4096}}
     scale: the number of bytes that fill the width, to give several pictures the same scale (None: the largest total)
     """
+    grouped: dict[str, dict[str, int]] = {label: dict.fromkeys(_SAVED, 0) for label in bars}
+    for label, kept in bars.items():
+        for name, size in kept.items():
+            grouped[label][_part(name)] += size
     most = scale or max((sum(parts.values()) for parts in bars.values()), default=0)
     unit, factor = units.byte_unit(most)
-    return _stacked(bars, unit, factor, xlabel=unit, verb="saves", notes={}, most=most, title=title)
+    return _stacked(grouped, unit, factor, xlabel=unit, verb="saves", notes={}, most=most, title=title)
+
+
+def _part(name: str) -> str:
+    scores, inside, between = _SAVED
+    return between if name in BETWEEN_MATMULS else scores if name == scores else inside
 
 
 def _stacked(
