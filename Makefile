@@ -127,12 +127,14 @@ if ! "$$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then \
 fi
 endef
 
-# $(call install,WHAT): pip, usually with the tested versions, and one sentence that says what to look at when it fails
+# $(call install,WHAT): pip, usually with the tested versions, and one sentence that says what to look at when it fails.
+# Python compiles a module when it's first imported. Compiling all of them here would take half a minute of CPU time.
 define install
-$(BIN)/python -m pip install $(VERSIONS) --editable "$(1)" || { \
+$(BIN)/python -m pip install --no-compile $(VERSIONS) --editable "$(1)" || { \
 	echo; echo "pip could not install the packages; its own message stands above."; \
 	echo "If it names a connection or a timeout, this machine can't reach the package index: check the network or the proxy."; \
-	echo "If it names 'No space left', free about 6 GB. Then run make $(MAKECMDGOALS) again: it goes on where it stopped."; exit 1; }
+	echo "If it names 'No space left', free about 6 GB. Then run make $(MAKECMDGOALS) again: it goes on where it stopped."; exit 1; }; \
+$(BIN)/python -m ipykernel install --sys-prefix --name python3 --display-name "Python 3 (ipykernel)" >/dev/null
 endef
 
 $(BIN)/python:
@@ -143,10 +145,9 @@ $(BIN)/python:
 $(STAMP): $(PINS) | $(BIN)/python
 	@echo "installing the course into $(VENV) (once; PyTorch is large, so this takes some minutes)"
 	@$(call install,.)
-	@$(BIN)/python -m ipykernel install --sys-prefix --name python3 --display-name "Python 3 (ipykernel)" >/dev/null
 	@touch $@
 
-$(VENV)/.installed-test: $(STAMP)
-	@echo "installing what the tests need"
+$(VENV)/.installed-test: $(PINS) | $(BIN)/python
+	@echo "installing the course and what its tests need into $(VENV) (once; this takes some minutes)"
 	@$(call install,.[test])
-	@touch $@
+	@touch $(STAMP) $@

@@ -82,7 +82,9 @@ def _rename_pages(course: Course, report: Report) -> None:
     for before, now in ((course.folder / old, course.folder / new) for old, new in RENAMED.items()):
         if before.exists() and not now.exists():
             before.rename(now)
-            report.moved.append(f"{before.name} is now called {now.name}. If it's open, close it without saving.")
+            report.moved.append(
+                f"{before.name} is {now.name} now. If you have the old one open in JupyterLab, close it and open the new one."
+            )
 
 
 def _begin(files: ChapterFiles, blank: bytes, notebook: bytes | None = None) -> None:
