@@ -39,7 +39,7 @@ help: ## list the targets
 lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@exec $(BIN)/python -m tplab lab $(LAB_ARGS)
 
-test: $(VENV)/.installed-test ## run every test except those of the next three, also those that need a GPU if there is one
+test: $(VENV)/.installed-test ## run every test except those of the next three targets; those that need a GPU run if there is one
 	$(PYTEST) $(WITHOUT) $(TESTS)
 
 test-browser: $(VENV)/.installed-test ## run the tests of notebooks and book in Chromium

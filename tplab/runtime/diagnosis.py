@@ -5,7 +5,8 @@ them can still arrive, either because that member is computing or because it wai
 complete. For a receive from any rank, a single sender that can still arrive is enough. All other waiting ranks are
 deadlocked, which we can tell without a time limit. A rank with several threads may wait in several places, and it
 continues if any of these waits completes. This module only reads the board, the shared memory to which each rank writes
-an entry for every collective, every send and every receive that it enters.
+an entry for every collective, every send and every receive that it enters. `watch.py` ends the run and begins the
+report with the sentence that says what happened.
 """
 
 from collections.abc import Sequence

@@ -16,6 +16,8 @@ takes longer than most waits.
 A group has two sets of slots, which its all-reduces use alternately. After a rank has written to one set, it may write
 to this set again only two all-reduces later. The all-reduce in between finishes only after every rank has joined, and
 each rank reads the first set before joining. So no rank overwrites values that another rank still needs.
+
+`capstone/training/ranks.py` decides whether a run of the capstone uses this.
 """
 
 import mmap

@@ -1,4 +1,4 @@
-"""Write the text of the learner's package, my_tp, from their passed answers.
+"""Compose the text of the learner's package, my_tp, from their passed answers. `library.py` writes it to files.
 
     linear.py                     the answers to chapter 04, with the imports and helpers they use
     adapters.py, blocks.py        given: small adapters for answers that later chapters call in a different way
