@@ -83,7 +83,8 @@ def _rename_pages(course: Course, report: Report) -> None:
         if before.exists() and not now.exists():
             before.rename(now)
             report.moved.append(
-                f"{before.name} is {now.name} now. If you have the old one open in JupyterLab, close it and open the new one."
+                f"{before.name} is {now.name} now. "
+                "If you have the old one open in JupyterLab, close it and open the new one."
             )
 
 

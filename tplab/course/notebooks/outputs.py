@@ -4,6 +4,7 @@ import re
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from nbformat import NotebookNode
 
@@ -30,6 +31,7 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
         extra_arguments=["--IPKernelApp.log_level=40"],  # log only errors
         resources={"metadata": {"path": str(folder)}},
     )
+    client.widget_registry["@jupyter-widgets/output"]["OutputModel"] = _quiet_output()
     try:
         started(lambda: client.execute(env=kernel_environment()))
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
@@ -47,6 +49,21 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
         if "check" in cell.metadata.get("tplab", {}) and not _has_result(cell.outputs):
             raise ExecutionError(f"cell {cell.id} in {folder} shows no verdict; its check must return one")
     return notebook
+
+
+def _quiet_output() -> type:
+    """Return nbclient's Output widget, but one that doesn't tell the kernel which outputs it has collected.
+
+    Nothing in the kernel reads that. And when nbclient sends it while a cell is running, it sometimes misses the
+    kernel's reply to that cell, and waits until the cell's time is up (nbclient issue 312).
+    """
+    from nbclient.output_widget import OutputWidget
+
+    class QuietOutput(OutputWidget):
+        def send(self, *args: Any, **options: Any) -> None:
+            pass
+
+    return QuietOutput
 
 
 def _shows_error(cell: NotebookNode) -> bool:
