@@ -46,7 +46,7 @@ test-browser: $(VENV)/.installed-test ## run the tests of notebooks and book in 
 	$(PYTEST) tests/browser
 
 test-emulated-gpu: $(VENV)/.installed-test ## run the tests for GPUs on emulated ones (needs g++)
-	$(PYTEST) tests/emulated_gpu
+	$(PYTEST) --dist load -n $(CORES) tests/emulated_gpu
 
 test-notebooks: $(VENV)/.installed-test ## run every cell of every chapter, with the reference answers
 	$(PYTEST) tests/notebooks
