@@ -96,10 +96,12 @@ def test_a_renamed_notebook_is_found_and_not_made_again(course):
 
 
 def test_a_page_that_the_course_has_renamed_is_renamed_with_the_answers_in_it(course, monkeypatch):
-    start.start(course)
+    monkeypatch.setattr(start, "RENAMED", {"tiny.ipynb": NAME, "another.ipynb": "91_another.ipynb"})
+    course.folder.mkdir()
+    (course.folder / "tiny.ipynb").write_text("a notebook of theirs")
+    assert start.start(course).new == [NAME], "it isn't taken for the page"
     mine = answer(course.folder / NAME)
     (course.folder / NAME).rename(course.folder / "tiny.ipynb")
-    monkeypatch.setattr(start, "RENAMED", {"tiny.ipynb": NAME, "another.ipynb": "91_another.ipynb"})
     report = start.update(course)
     assert (report.new, report.updated, len(report.moved)) == ([], {}, 1)
     assert (course.folder / NAME).read_bytes() == mine

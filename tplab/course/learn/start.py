@@ -78,9 +78,10 @@ def start(course: Course) -> Report:
 
 
 def _rename_pages(course: Course, report: Report) -> None:
-    """Give the learner's notebooks the names that their pages have now."""
-    for before, now in ((course.folder / old, course.folder / new) for old, new in RENAMED.items()):
-        if before.exists() and not now.exists():
+    """Give the learner's notebooks the names that their pages have now. Other notebooks keep theirs."""
+    for old, new in RENAMED.items():
+        before, now = course.folder / old, course.folder / new
+        if before.exists() and not now.exists() and ChapterFiles(course, now.stem).base.exists():
             before.rename(now)
             report.moved.append(
                 f"{before.name} is {now.name} now. "
