@@ -613,7 +613,7 @@ symptoms(1)
 #
 # <details><summary>Going deeper: what NCCL adds, bus bandwidth, and tools for deadlocks</summary>
 #
-# In our picture of **published links**, the bandwidths are the vendors' figures for one direction, and the latencies are the values that NCCL assumes for a single message of a ring.
+# In our picture of **published links**, the bandwidths are what the vendors specify for one direction, and the latencies are what NCCL assumes for a single message in a ring.
 #
 # **NCCL** splits a message into many small slices, so that step 2 of one slice overlaps with step 1 of the next. Its tree algorithm actually uses *two* trees, arranged so that a leaf of one tree isn't a leaf of the other. Together, the two trees make each rank send about as many bytes as in a ring, but the number of steps grows only with $\log_2 p$. To choose between the ring and the tree, NCCL uses the same formula you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force NCCL to use a ring with `NCCL_ALGO=Ring`. If you set `NCCL_DEBUG=INFO`, NCCL prints the rings it has built.
 #

@@ -749,7 +749,7 @@ def qkv_at(attention, x, start):
 
 
 # %% [markdown] task="6.6" title="KV cache (optional)" difficulty=3 minutes=15
-# Write the cache, and a step of causal attention that uses it. Here, `attention` is the course's own attention module. Its output layer is `attention.out`, and on each rank, it has $m$ key heads and $m$ value heads (`attention.kv_heads`) with $d$ elements each (`attention.head_dim`).
+# Write the cache and one step of causal attention that uses it. Here, `attention` is the course's own attention module. Its output layer is `attention.out`, and on each rank, it has $m$ key heads and $m$ value heads (`attention.kv_heads`) with $d$ elements each (`attention.head_dim`).
 #
 # - `KVCache(attention, batch_size, max_length)` creates `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`, and sets `length` to 0.
 #

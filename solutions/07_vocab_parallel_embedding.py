@@ -192,7 +192,7 @@ predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
 # %% [markdown] task="7.2" title="The masked look-up" difficulty=3 minutes=12
 # Write the look-up without one-hot vectors. Your function should work for IDs of any shape, and it must not change `ids`.
 #
-# Some models pad short texts with a meaningless token, whose vector must not get a gradient. If this token's row is in this rank's shard, `padding_row` is the number of the row in the shard. You can simply pass `padding_row` on to PyTorch with `F.embedding(rows, weight, padding_row)`.
+# Some models pad short texts with a meaningless token, whose vector must not get a gradient. If this token's row is in this rank's shard, `padding_row` is the row's index within the shard. You can simply pass `padding_row` on to PyTorch with `F.embedding(rows, weight, padding_row)`.
 
 
 # %% exercise="7.2"
@@ -376,7 +376,7 @@ class VocabParallelEmbedding(nn.Module):
 # %% [markdown] hints="7.3"
 # 1. Which IDs should be valid: those with a row on this rank, those with a row in the padded table, or those of the vocabulary? Which IDs does each rank know before anything is sent? If only some of the ranks raise an error, which collective do the other ranks get stuck in?
 # 2. Every rank has the same IDs, so every rank can check all of them before the look-up. `wrong = (ids < 0) | (ids >= self.num_embeddings)` is `True` for every invalid ID. `wrong.nonzero()` returns a tensor with one row per invalid ID, and each row contains the position of this ID.
-# 3. If `wrong.any()`, let `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"ID {ids[tuple(place)].item()} at {place} isn't in the vocabulary")`. Otherwise, return the look-up as before.
+# 3. If `wrong.any()`, let `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"ID {ids[tuple(place)].item()} at {place} isn't in the vocabulary")`. Otherwise, return the result of the lookup as before.
 
 # %% check="7.3"
 check("7.3", VocabParallelEmbedding)

@@ -302,7 +302,7 @@ def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=
 
 
 # %% [markdown] hints="8.3"
-# 1. Which number can you write into a padding column so that its exponential is exactly 0? When you look up the logit of an ignored token's target, you need some target that exists. How do you remove this token's loss afterward? What do you divide the sum of the losses by? Compare targets with `vocab_size`, not with the number of columns.
+# 1. Which number can you write into a padding column so that its exponential is exactly 0? To look up the logit of an ignored token's target, you need a target that exists. How do you remove this token's loss afterward? What do you divide the sum of the losses by? Compare targets with `vocab_size`, not with the number of columns.
 # 2. Column `j` on rank `r` belongs to ID `r · v/p + j`. Build these IDs with `torch.arange` on the device of the logits, and use `logits.masked_fill(ids >= vocab_size, -torch.inf)`. For ignored tokens, use `target.masked_fill(~counted, 0)` before the lookup, and `loss.masked_fill(~counted, 0)` after it.
 # 3. Start with `counted = target != ignore_index`. Replace ignored targets, and raise the `IndexError` if any remaining target is negative or at least `vocab_size`. After you've masked the padding, call `VocabParallelCrossEntropy.apply(logits, target, group)`, and return `loss.masked_fill(~counted, 0).sum() / counted.sum()`.
 

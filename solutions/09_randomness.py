@@ -61,7 +61,7 @@ viz.table([{"run": name, "rank": rank, "text": repr(seen)}
            for name, run in runs.items() for rank, seen in enumerate(run)])  # fmt: skip
 
 # %% [markdown]
-# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks generated different texts. But each rank stores only half of every embedding row. When the two ranks looked up different bytes and gathered the two halves, the row they got belonged to neither byte. So *neither* text is what the model would have generated on a single rank.
+# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks wrote different texts. But each rank stores only half of every embedding row. When the two ranks looked up different bytes and gathered the two halves, the row they got belonged to neither byte. So *neither* text is what the model would have generated on a single rank.
 #
 # You might conclude that all ranks should use the same seed, and that no rank should ever draw a random number on its own. But what about **dropout**? With a rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
 #
@@ -180,7 +180,7 @@ def stream_seeds(seed, rank, world_size, copy=0):
 
 # %% [markdown] hints="9.2"
 # 1. Draw a number line, and mark all the seeds that the ranks of replica 0 use for their random streams. What's the smallest seed that replica 1 can use without a collision?
-# 2. For the stream `init`, all ranks of all replicas need the same seed. For the stream `replicated`, the seed depends on the replica but not on the rank. For the stream `sharded`, the seed depends on both the replica and the rank, so reserve enough seeds for the 1000 ranks of each replica.
+# 2. For the `init` stream, every rank in every replica needs the same seed. For the `replicated` stream, the seed depends on the replica but not on the rank. For the `sharded` stream, the seed depends on both the replica and the rank, so reserve enough seeds for the 1000 ranks of each replica.
 # 3. With `first = seed + 1 + 2000 * copy`, you can use `seed` for `init`, `first` for `replicated`, and `first + 1 + rank` for `sharded`.
 
 # %% check="9.2"

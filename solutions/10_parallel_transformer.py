@@ -852,7 +852,7 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss}
 #
 # - **The training library GPT-NeoX added biases before g.** One of its models runs attention and the MLP side by side and computes $x + \text{attention} + \text{MLP}$. In this model, a single all-reduce adds up the partial sums of both blocks. Every rank added the final biases of both blocks before this all-reduce, so the result contained them $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
 #
-# - **Not every library chooses tokens your way.** SGLang gathers all the logits on every rank, even if it only needs the largest one. In August 2026, someone proposed that each rank should send only its best candidate, with the same rule for ties as yours (sgl-project/sglang pull request 35268, still open). In LightLLM, the same change increased the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
+# - **Not every library chooses tokens your way.** SGLang gathers all the logits on every rank, even if it only needs the largest one. In August 2026, someone proposed that each rank should send only its best candidate, with the same rule for ties as yours (sgl-project/sglang pull request 35268, still open). In LightLLM, the same change increased the throughput by 14% on four H100s (ModelTC/LightLLM pull request 1511).
 #
 # - **If you draw the next token at random**, all ranks have to draw the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, the texts on the ranks may drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws a token on rank 0, and broadcasts this token. It also uses a KV cache.
 #

@@ -350,7 +350,7 @@ for name, link, p in (
     rate = f"{machine.rate / 1e12:,.0f}" + " (estimate)" * estimated
     width = smallest_width(p, machine.rate, bandwidth)
     rows.append({"machine": name, "TFLOP/s": rate, "link": link, "p": p,
-                 "smallest h for 80 %": f"{width:,.0f}"})  # fmt: skip
+                 "smallest h for 80%": f"{width:,.0f}"})  # fmt: skip
 viz.table(rows)
 
 # %% [markdown]
@@ -360,13 +360,13 @@ viz.table(rows)
 #
 # If the ranks all-reduce a tensor of $N$ bytes in a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch has been able to do the additions itself. This feature is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once, and the switch adds up the tensors of all GPUs. Each GPU receives $1/p$ of the sum and passes it on to the others, so a GPU sends only $(1 + 1/p)N$ bytes in total. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
 #
-# In practice, part of this gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and at 275 GB/s with NVLS. On 8 B300s, they measured 397 GB/s with a ring and 483 GB/s with NVLS (NVIDIA/nccl issue 2140, April 2026). So NVLS makes an all-reduce about 1.2 to 1.3 times as fast, which means that layers can be about a fifth narrower for the same efficiency. `tplab.cost` can also predict the times of NVLS, and these predictions are within 4 % of the measurements. NCCL's own cost formula for NVLS includes a fixed latency of 25 µs, so other algorithms are still faster for small messages.
+# In practice, part of this gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and at 275 GB/s with NVLS. On 8 B300s, they measured 397 GB/s with a ring and 483 GB/s with NVLS (NVIDIA/nccl issue 2140, April 2026). So NVLS makes an all-reduce about 1.2 to 1.3 times as fast, which means that layers can be about a fifth narrower for the same efficiency. `tplab.cost` can also predict the times of NVLS, and these predictions are within 4% of the measurements. NCCL's own cost formula for NVLS includes a fixed latency of 25 µs, so other algorithms are still faster for small messages.
 #
 # </details>
 #
 # ## Does it hold?
 #
-# You shouldn't trust a cost model before you've compared it with measurements. Two of NVIDIA's papers report 28 measurements of how fast GPTs run on A100s ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1; [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), tables 4 and 5). If you used nothing but your two formulas, all the times you predict would be too short. So `tplab.cost` adds what your formulas leave out, such as norms and the time between two kernels.
+# You shouldn't trust a cost model before you've compared it with measurements. Two of NVIDIA's papers report 28 measurements of how fast GPTs run on A100s ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1; [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), tables 4 and 5). If you relied on your two formulas alone, all of your predicted times would be too short. So `tplab.cost` adds what your formulas leave out, such as norms and the time between two kernels.
 
 # %%
 from tplab.course.exercises.ch11 import published
@@ -376,7 +376,7 @@ ratios = {row.name: row.predicted(machine) / row.published for row in rows}
 viz.against(ratios, title="28 published speeds on A100s, and the model")
 
 # %% [markdown]
-# All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts. But if two layouts differ by less than 10 %, you should measure both of them.
+# All predictions are within 10% of the measurements. That's good enough to rule out bad layouts. But if two layouts differ by less than 10%, you should measure both of them.
 #
 # <details><summary>Going deeper: where the time goes, and where the model fails</summary>
 #
@@ -388,9 +388,9 @@ viz.against(ratios, title="28 published speeds on A100s, and the model")
 #
 # - **Ring bandwidth.** NVLink could send 300 GB/s, but messages of this size reach only 195 GB/s.
 #
-# - **Memory bandwidth.** Elementwise kernels reach only 90 % of the memory bandwidth.
+# - **Memory bandwidth.** Elementwise kernels reach only 90% of the memory bandwidth.
 #
-# - **Busy multiprocessors.** If a collective runs at the same time as a matmul, it occupies 15 % of the multiprocessors.
+# - **Busy multiprocessors.** If a collective runs at the same time as a matmul, it occupies 15% of the multiprocessors.
 #
 # - **Kernel launches.** There's a gap of about 5 µs between one kernel and the next.
 #

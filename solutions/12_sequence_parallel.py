@@ -105,7 +105,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # Decide where to put these operators, and which lines should work on all the tokens. Think about dropout, too. With `sharded=True`, each rank draws its dropout masks from its own random stream, while with `sharded=False`, all ranks draw the same masks (chapter 09).
 #
-# The check compares values and gradients with plain PyTorch. It also counts the bytes that you send and the full tensors `[b, s, h]` that your block saves for the backward pass, besides those that `inner` needs.
+# The check compares values and gradients with those of plain PyTorch. It also counts the bytes that you send and the full tensors `[b, s, h]` that your block saves for the backward pass, besides those that `inner` needs.
 
 
 # %% exercise="12.1"
@@ -250,7 +250,7 @@ predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 #
 # - `allreduce_sequence_gradients` computes such sums. In its argument `module`, the parameters whose gradients have to be summed have the attribute `param.sequence_parallel = True`. For all the other parameters, this attribute is False or missing. Every message has its latency, so use **one** all-reduce for all of these gradients. If a gradient is None, leave it alone. A gradient may be transposed in memory.
 #
-# The check runs the model, sums the gradients of the parameters that you've named, and compares all nine gradients with plain PyTorch. It also tries your second function on other modules.
+# The check runs the model, sums the gradients of the parameters that you've named, and compares all nine gradients with those of plain PyTorch. It also tries your second function on other modules.
 
 
 # %% exercise="12.3"
@@ -287,7 +287,7 @@ def allreduce_sequence_gradients(module, group=None):
 
 # %% [markdown] hints="12.3"
 # 1. For each parameter, ask yourself which tokens and which heads a rank uses it for. If every rank uses the parameter for all the tokens and all the heads, its gradient is complete. If each rank uses its own copy for only some of the tokens or heads, each rank's gradient is only one term of the sum. For the second function, which gradients do you concatenate so that you need only one all-reduce? How do you copy the parts of the result back into these gradients?
-# 2. Each rank uses the block's norm and the final bias only for its own tokens. The positions are added to all the tokens, before the scatter. Each rank applies the norms of queries and keys to all the tokens, but to how many of the heads? In the second function, concatenate the flattened gradients with `torch.cat`, call `dist.all_reduce` once, `split` the result, and copy each part back with `copy_`.
+# 2. Each rank uses the block's norm and the final bias only for its own tokens. The positions are added to all the tokens, before the scatter. Each rank applies the query and key norms to every token, but to how many of the heads? In the second function, concatenate the flattened gradients with `torch.cat`, call `dist.all_reduce` once, `split` the result, and copy each part back with `copy_`.
 # 3. The names are `norm.weight`, `norm.bias`, `bias`, and the weights of both `q_norm` and `k_norm`. In the second function, create `gradients = [p.grad for p in module.parameters() if getattr(p, "sequence_parallel", False) and p.grad is not None]` and `total = torch.cat([g.flatten() for g in gradients])`. After `dist.all_reduce(total, group=group)`, split the result with `parts = total.split([g.numel() for g in gradients])`, and call `g.copy_(part.view_as(g))` for each `g` and `part` in `zip(gradients, parts)`.
 
 # %% check="12.3"
@@ -471,7 +471,7 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block,))[0]
 # %% [markdown]
 # In this layer, $5as/h = 20$, so you'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. They send exactly as many bytes as the tensor-parallel blocks, but they save 16.5 bytes per element. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
 #
-# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, and each of them sends half as many bytes as an all-reduce. So the layer now sends as much as five all-reduces instead of four. In other words, if you want *all* the saved activations to shrink with $p$, you have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
+# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, and each of them sends half as many bytes as an all-reduce. So the layer now sends as much as five all-reduces instead of four. In other words, if you want *all* the saved activations to shrink with $p$, you have to send 25% more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #

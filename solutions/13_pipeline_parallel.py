@@ -151,7 +151,7 @@ play(schedule(4, 8))
 #
 # </details>
 #
-# GPipe and 1F1B take equally long, but with 1F1B, a rank keeps fewer micro-batches in memory. Many explanations say that 1F1B also shrinks the bubble, but it can't. Before the first micro-batch reaches the last rank, $p - 1$ forward passes have to run on the other ranks. And after the last rank has finished, the other ranks still have to run $p - 1$ backward passes, one after the other. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
+# GPipe and 1F1B take the same amount of time, but with 1F1B, a rank keeps fewer micro-batches in memory. Many explanations say that 1F1B also shrinks the bubble, but it can't. Before the first micro-batch reaches the last rank, $p - 1$ forward passes have to run on the other ranks. And after the last rank has finished, the other ranks still have to run $p - 1$ backward passes, one after the other. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
 #
 # $$\text{bubble} = \frac{(p-1)(t_F + t_B)}{m\,(t_F + t_B)} = \frac{p-1}{m}$$
 #
@@ -504,7 +504,7 @@ class Outbox:
 
 # %% [markdown] hints="13.4"
 # 1. In the broken version, `send` overwrites the buffer. Which message might still be in this buffer, waiting to be sent? Which object can tell you when it's safe to write into the buffer again?
-# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. If `send` only waits after the copy, it may have overwritten a message that hadn't left the buffer yet. If it waits after the start of the send, it waits for a receiver that may be waiting for your rank, which is the deadlock you've just seen.
+# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. If `send` only waits after the copy, it may have overwritten a message that hadn't left the buffer yet. If it waits right after starting the send, it's waiting for a receiver that may itself be waiting for your rank, which is the deadlock you've just seen.
 # 3. Call `self.wait()` in the first line of `send`. When you send the first message, there's no earlier send to wait for, and `wait` already takes care of that case.
 
 # %% check="13.4"

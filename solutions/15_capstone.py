@@ -381,7 +381,7 @@ viz.table(
 predict("15.c", rises="HFU", tokens_per_second="fall")
 
 # %% [markdown] task="15.4" title="Rent some machines" difficulty=2 minutes=10
-# For each job, return a tuple that contains `tp`, `pp`, `dp`, the micro-batch size, and what you recompute ("nothing", "attention", or "layers"). You win if your layout fits into memory and a step takes at most 5 % longer than with the best layout. The course's cost model predicts how long each step takes.
+# For each job, return a tuple that contains `tp`, `pp`, `dp`, the micro-batch size, and what you recompute ("nothing", "attention", or "layers"). You win if your layout fits into memory and a step takes at most 5% longer than with the best layout. The course's cost model predicts how long each step takes.
 #
 # - You have to use all the GPUs. `tp` has to divide the number of heads, and `dp` times the micro-batch size has to divide the number of sequences per step.
 #

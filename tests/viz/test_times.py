@@ -79,10 +79,10 @@ def test_the_last_picture_of_a_clock_shows_all_times(order, message, total, wait
 
 
 def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_sum_or_the_note_they_are_given():
-    picture = viz.time_bars(ROWS, notes={"p = 8": "33 %"})
+    picture = viz.time_bars(ROWS, notes={"p = 8": "33%"})
     drawn = [(round(bar.get_x(), 9), round(bar.get_width(), 9)) for bar in picture.axes[0].patches]
     assert drawn == [(0, 8), (8, 0), (0, 4), (4, 1), (0, 1), (1, 2)]
-    assert texts(picture) == ["8 ms", "5 ms", "33 %"]
+    assert texts(picture) == ["8 ms", "5 ms", "33%"]
     saved = viz.saved_activations(SAVED)
     assert texts(saved) == ["8 kB", "1 kB"]
     assert [bar.get_width() for bar in saved.axes[0].patches] == [3, 3, 2, 0, 0, 1]

@@ -28,7 +28,7 @@ Without dropout, its masks and passes are left out. With `overlap`, the input gr
 summed while the weight gradient is computed. Each such pair takes as long as the slower of the two operations, and the
 collective slows the matmul down, because it needs some of the SMs for itself.
 
-How far can you trust the model? The ten published forward and backward times of a layer on A100s are within 4 % of its
+How far can you trust the model? The ten published forward and backward times of a layer on A100s are within 4% of its
 predictions (tests/cost/test_published.py). It leaves out the time spent waiting for the slowest rank. (The collectives:
 Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2, and 6.2 for the overlap.)
 """

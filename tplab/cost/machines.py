@@ -165,7 +165,7 @@ MACHINES: dict[str, Machine] = {
             "V100 DGX-2H", flops=2.1e15 / 16, fraction=101 / 112, memory=32 * GB, bandwidth=900e9, gpus_per_node=16,
             inside=_nvlink(6, 20.0, "SM70_NVLINK_BW"),
             between=_network(100 / 16, "100 GB/s a server of 16 GPUs, 8 adapters: Shoeybi et al. 2019, section 5"),
-            losses=replace(_losses(80), ring=1.0),  # Calculon has no file for it, and NCCL's constant is 80 % of NVLink
+            losses=replace(_losses(80), ring=1.0),  # Calculon has no file for it, and NCCL's constant is 80% of NVLink
             sources={
                 "flops": "2.1 PFLOP/s for 16 GPUs: NVIDIA DGX-2H data sheet",
                 "fraction": "101 of 112 TFLOP/s, [8192, 8192] matrices on a V100 PCIe: NVIDIA developer forums, 79781",

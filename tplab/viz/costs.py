@@ -23,7 +23,7 @@ def time_bars(
 ) -> Picture:
     """Draw one stacked bar per label: {"p = 8": {"compute": 3e-3, "communicate": 1e-3}}, in seconds.
 
-    notes: text to write after a bar, such as {"p = 8": "80 %"}. A bar without a note gets its total
+    notes: text to write after a bar, such as {"p = 8": "80%"}. A bar without a note gets its total
 
     Raises ValueError if there are no bars, or more than eight different parts.
     """

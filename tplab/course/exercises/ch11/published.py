@@ -189,11 +189,11 @@ def published_rows() -> list[Measured]:
 
 
 def summary(speeds: list[float]) -> dict[str, str]:
-    """Return, as text, the mean and extremes of predicted over published speed, and how many are within 10 % of 1."""
+    """Return, as text, the mean and extremes of predicted over published speed, and how many are within 10% of 1."""
     within = sum(abs(speed - 1) <= 0.1 for speed in speeds)
     return {
         "mean": f"{fmean(speeds):.2f}", "from": f"{min(speeds):.2f}", "to": f"{max(speeds):.2f}",
-        "within 10 %": f"{within} of {len(speeds)}",
+        "within 10%": f"{within} of {len(speeds)}",
     }  # fmt: skip
 
 
