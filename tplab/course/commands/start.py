@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     show(console, report)
     here = folder == Path.cwd()
     where, change = ("this folder", "") if here else (str(options.folder), f"cd {options.folder} && ")
-    console.print(f"Your course is in {where}. To open it: {change}tplab lab")
+    console.print(f"Your course is in {where}. To open it: {change}tplab lab", soft_wrap=True)  # as one line to copy
     return int(bool(report.problems))
 
 
