@@ -13,6 +13,7 @@ This is pure arithmetic and doesn't need torch. `tplab.memory.meter` measures th
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import get_args
 
 from tplab.memory.config import (
@@ -136,13 +137,18 @@ def rank_parameters(config: GPTConfig, layout: Layout = Layout(), stage: int = 0
 
     Raises ValueError if tp or pp doesn't fit the model.
     """
-    check_tensor_parallel(config, layout.tp)
-    of_layer = sum(weight.on_rank(layout.tp) for weight in layer_weights(config))
+    return _parameters(config, layout.tp, layout.pp, stage)
+
+
+@cache
+def _parameters(config: GPTConfig, tp: int, pp: int, stage: int) -> int:
+    check_tensor_parallel(config, tp)
+    of_layer = sum(weight.on_rank(tp) for weight in layer_weights(config))
     ends = first_weights(config) if stage == 0 else []
-    if stage == layout.pp - 1:
-        ends += last_weights(config, own_head=layout.pp > 1 or not config.tied_embedding)
-    of_ends = sum(weight.on_rank(layout.tp) for weight in ends)
-    return layers_of_stage(config.num_layers, layout.pp, stage) * of_layer + of_ends
+    if stage == pp - 1:
+        ends += last_weights(config, own_head=pp > 1 or not config.tied_embedding)
+    of_ends = sum(weight.on_rank(tp) for weight in ends)
+    return layers_of_stage(config.num_layers, pp, stage) * of_layer + of_ends
 
 
 def layer_activations(
