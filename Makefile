@@ -2,7 +2,8 @@
 #
 #   LAB_ARGS="--no-browser --port=9000"   more options for JupyterLab
 #   TESTS="tests/tensor/test_linear.py -k bias"  run only these tests
-#   JOBS=4                                how many test processes run side by side (two per core, since many tests wait)
+#   JOBS=4                                how many test processes run side by side (two per core, since many tests wait,
+#                                         but one per core for emulated GPUs)
 #   BUDGET=300                            how many seconds `make gpu-check` may take
 #   CHECK_ARGS="--report FILE --fresh"    more options for it
 #   SEED=7                                try the known mistakes of all exercises, with the inputs of this seed
@@ -22,7 +23,8 @@ JOBS ?= $(shell echo $$(( $(CORES) * 2 )))
 SEED ?=
 BUDGET ?= 720
 CHECK_ARGS ?=
-TESTS ?= tests $(addprefix --ignore tests/,browser emulated_gpu notebooks)
+LEFT_OUT ?= browser emulated_gpu notebooks
+TESTS ?= tests $(addprefix --ignore tests/,$(LEFT_OUT))
 
 VERSIONS ?= --constraint constraints.txt
 WITHOUT ?=
@@ -31,6 +33,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 
+.NOTPARALLEL: # two targets could install into the same environment
 .PHONY: help lab test test-browser test-emulated-gpu test-notebooks newest notebooks stale lint format book links picture bench gpu-check capstone clean
 
 help: ## list the targets
@@ -45,8 +48,9 @@ test: $(VENV)/.installed-test ## run every test except those of the next three t
 test-browser: $(VENV)/.installed-test ## run the tests of notebooks and book in Chromium
 	$(PYTEST) tests/browser
 
+test-emulated-gpu: JOBS := $(CORES)
 test-emulated-gpu: $(VENV)/.installed-test ## run the tests for GPUs on emulated ones (needs g++)
-	$(PYTEST) --dist load -n $(CORES) tests/emulated_gpu
+	$(PYTEST) --dist load tests/emulated_gpu
 
 test-notebooks: $(VENV)/.installed-test ## run every cell of every chapter, with the reference answers
 	$(PYTEST) tests/notebooks
@@ -127,10 +131,9 @@ if ! "$$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then \
 fi
 endef
 
-# $(call install,WHAT): pip, usually with the tested versions, and one sentence that says what to look at when it fails.
-# Python compiles a module when it's first imported. Compiling all of them here would take half a minute of CPU time.
+# $(call install,WHAT,OPTIONS): pip, usually with the tested versions, and one sentence that says what to look at when it fails.
 define install
-$(BIN)/python -m pip install --no-compile $(VERSIONS) --editable "$(1)" || { \
+$(BIN)/python -m pip install $(2) $(VERSIONS) --editable "$(1)" || { \
 	echo; echo "pip could not install the packages; its own message stands above."; \
 	echo "If it names a connection or a timeout, this machine can't reach the package index: check the network or the proxy."; \
 	echo "If it names 'No space left', free about 6 GB. Then run make $(MAKECMDGOALS) again: it goes on where it stopped."; exit 1; }; \
@@ -149,5 +152,5 @@ $(STAMP): $(PINS) | $(BIN)/python
 
 $(VENV)/.installed-test: $(PINS) | $(BIN)/python
 	@echo "installing the course and what its tests need into $(VENV) (once; this takes some minutes)"
-	@$(call install,.[test])
+	@$(call install,.[test],--no-compile) # a module is compiled when it's first imported; all would take half a minute
 	@touch $(STAMP) $@

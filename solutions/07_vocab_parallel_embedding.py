@@ -376,7 +376,7 @@ class VocabParallelEmbedding(nn.Module):
 # %% [markdown] hints="7.3"
 # 1. Which IDs should be valid: those with a row on this rank, those with a row in the padded table, or those of the vocabulary? Which IDs does each rank know before anything is sent? If only some of the ranks raise an error, which collective do the other ranks get stuck in?
 # 2. Every rank has the same IDs, so every rank can check all of them before the look-up. `wrong = (ids < 0) | (ids >= self.num_embeddings)` is `True` for every invalid ID. `wrong.nonzero()` returns a tensor with one row per invalid ID, and each row contains the position of this ID.
-# 3. If `wrong.any()`, let `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"ID {ids[tuple(place)].item()} at {place} isn't in the vocabulary")`. Otherwise, return the result of the lookup as before.
+# 3. If `wrong.any()`, let `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"ID {ids[tuple(place)].item()} at {place} isn't in the vocabulary")`. Otherwise, return the result of the look-up as before.
 
 # %% check="7.3"
 check("7.3", VocabParallelEmbedding)

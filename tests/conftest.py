@@ -58,7 +58,7 @@ def _only_skipped_on_a_gpu(reporter: pytest.TerminalReporter) -> list[pytest.Tes
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Quick tests first, then the slow ones, then the browser; each file (or named group) stays in one process."""
+    """Quick tests first, then the slow ones, then the browser; `--dist loadgroup` keeps each file in one process."""
     items.sort(key=_cost)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:

@@ -1,4 +1,4 @@
-"""Every page of the book in a real browser, on a desk in the light theme, and on a phone in the dark one."""
+"""Every page of the book in a real browser: in a wide window and the light theme, and in a narrow and dark one."""
 
 import re
 from collections.abc import Iterator
@@ -58,7 +58,9 @@ def test_every_page_can_be_read(book: Path) -> None:
         page = chromium.new_page()
         page.on("request", lambda request: requests.append(request.url))
         for path in sorted(path for path in book.rglob("*.html") if "_static" not in path.parts):
+            page.set_viewport_size({"width": 1280, "height": 900})
             page.goto(path.as_uri())
+            page.add_style_tag(content="* { transition: none !important }")
             page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
             page.evaluate("() => document.querySelectorAll('details').forEach(fold => { fold.open = true })")
             page.wait_for_function("() => [...document.images].every(img => img.complete || img.loading === 'lazy')")
@@ -68,6 +70,13 @@ def test_every_page_can_be_read(book: Path) -> None:
                 measured = page.evaluate(MEASURES)
                 figures += len(measured["figures"])
                 wrong += [f"{path.name}, {width} pixels, {theme}: {what}" for what in faults(measured, width, theme)]
+        phone = chromium.new_page()
+        phone.set_viewport_size({"width": 390, "height": 900})
+        phone.add_init_script("localStorage.setItem('mode', 'dark'); localStorage.setItem('theme', 'dark')")
+        phone.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
+        assert phone.locator("html").get_attribute("data-theme") == "dark", "as the reader has chosen"
+        phone.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
+        wrong += [f"opened on a phone: {what}" for what in faults(phone.evaluate(MEASURES), 390, "dark")]
     assert wrong == []
     assert figures > 2 * 60
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -2,7 +2,7 @@
 
 The first fifteen minutes and chapter 01, the first ones that start ranks, run whole. In the others, only the cells with
 a knob run, and the cells that these need. The rest shows what was saved with the solution, and tests/notebooks runs
-every cell. A third of the chapters is shown in the dark theme.
+every cell. Each chapter is shown in one theme, a third of them in the dark one.
 """
 
 import shutil
@@ -20,6 +20,7 @@ CHAPTERS = [path.stem for path in chapter_files(ROOT / "solutions", ".ipynb")]
 WHOLE = ["00_start", "01_ranks_and_collectives"]
 WITHOUT_KNOBS = ["00_start", "08_vocab_parallel_loss", "09_randomness", "15_capstone"]
 PLAYED = "01_ranks_and_collectives"
+NARROW = "03_conjugate_operators"  # its controls are also turned in a window as narrow as a phone
 DARK = CHAPTERS[1::3]
 KNOBS = [".widget-slider", ".widget-toggle-buttons", ".widget-checkbox", ".widget-dropdown"]
 READABLE = 3.0  # contrast: WCAG 2.1 asks 3 of large text, 4.5 of small; black on white has 21
@@ -172,10 +173,13 @@ def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, stem, r
         play(page, with_play_button(page))
     assert (turn_every_knob(page, stem) == 0) == (stem in WITHOUT_KNOBS)
     assert unreadable(page) == []
+    assert page.errors == []
     for width, elements in WIDTHS.items():
         page.page.set_viewport_size({"width": width, "height": 1000})
         assert page.page.evaluate(TOO_WIDE, elements) == [], f"in a window of {width} pixels"
     assert page.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    if stem == NARROW:
+        assert turn_every_knob(page, stem) >= 1
     if stem == PLAYED:
         page.page.set_viewport_size({"width": 1280, "height": 1000})
         lose_kernel(page, with_play_button(page))

@@ -20,7 +20,7 @@ from tplab.cluster.plan import plans
         ("70 billion", (16, 2, 2, 1, "nothing"), SENDS, "of it is messages of tp"),
         ("175 billion", (4, 32, 2, 8, "layers"), BUBBLE, "of it is waiting for the pipeline"),
         ("98 million", (1, 1, 8, 32, "layers"), AGAIN, "times as long as it could"),
-        ("70 billion", (8, 8, 1, 1, "nothing"), "", "a step takes"),  # within 5 % of the best
+        ("70 billion", (8, 8, 1, 1, "nothing"), "", "a step takes"),  # within 5% of the best
     ],
 )
 def test_a_layout_is_told_what_is_wrong_with_it(job, layout, fails, says):

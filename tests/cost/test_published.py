@@ -1,7 +1,7 @@
 """The cost model beside published tables, which no code of the model reads (`tplab.course.exercises.ch11.published`).
 
-Parameters and FLOPs have to agree exactly. Times have to be within 10 % for each of the 28 published values on A100s,
-and within 3 % on average. No constant was chosen by looking at these tables: the shares of the peak are Calculon's,
+Parameters and FLOPs have to agree exactly. Times have to be within 10% for each of the 28 published values on A100s,
+and within 3% on average. No constant was chosen by looking at these tables: the shares of the peak are Calculon's,
 the rate of large matmuls is Bekman's, and bytes and kernels are counted. What the model can't explain has a test that
 says so, with the numbers.
 """
@@ -68,7 +68,7 @@ def test_one_v100_reaches_what_megatron_did_once_its_kernels_were_fused():
 
 @pytest.mark.parametrize("row", SHOEYBI_FIGURE_5, ids=lambda row: f"p = {row.tp}")
 def test_weak_scaling_is_that_of_figure_5_and_lies_between_no_overlap_and_full_overlap_with_64_replicas(row):
-    """Which of the two the paper had it doesn't say. Its 83 % at p = 2 is below both, and no other row is like it."""
+    """Which of the two the paper had it doesn't say. Its 83% at p = 2 is below both, and no other row is like it."""
     assert parameter_count(row.config) == pytest.approx(row.parameters, rel=0.03)
     alone = Layout(tp=row.tp, micro_batch=8, recompute="layers")
     assert reached(row.config, alone) / one_gpu() == pytest.approx(row.efficiency, rel=0.05)
@@ -134,7 +134,7 @@ def test_all_28_values_are_within_10_percent_and_right_on_average_but_too_fast_w
 
 
 @pytest.mark.parametrize(
-    ("term", "alone", "within"),  # mean with this term alone; values within 10 % if it is left out
+    ("term", "alone", "within"),  # mean with this term alone; values within 10% if it is left out
     [
         ("matmul traffic", 1.147, 20), ("wave quantization", 1.160, 24), ("ring bandwidth", 1.191, 25),
         ("bookkeeping", 1.194, 25), ("memory bandwidth", 1.199, 24), ("kernel launches", 1.211, 26),

@@ -25,7 +25,7 @@ from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
 
 SEED = 5
-SIZE = 10_000  # numbers that are dropped or not: two independent masks agree in half of them, give or take 1.5 %
+SIZE = 10_000  # numbers that are dropped or not: two independent masks agree in half of them, give or take 1.5%
 
 
 def drawn(seed, times, size=SIZE):

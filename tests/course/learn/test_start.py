@@ -97,17 +97,27 @@ def test_a_renamed_notebook_is_found_and_not_made_again(course):
 
 def test_a_page_that_the_course_has_renamed_is_renamed_with_the_answers_in_it(course, monkeypatch):
     monkeypatch.setattr(start, "RENAMED", {"tiny.ipynb": NAME, "another.ipynb": "91_another.ipynb"})
-    course.folder.mkdir()
-    (course.folder / "tiny.ipynb").write_text("a notebook of theirs")
-    assert start.start(course).new == [NAME], "it isn't taken for the page"
-    mine = answer(course.folder / NAME)
-    (course.folder / NAME).rename(course.folder / "tiny.ipynb")
+    now, before = course.folder / NAME, course.folder / "tiny.ipynb"
+    start.start(course)
+    mine = answer(now)
+    now.rename(before)
     report = start.update(course)
     assert (report.new, report.updated, len(report.moved)) == ([], {}, 1)
-    assert (course.folder / NAME).read_bytes() == mine
-    (course.folder / "tiny.ipynb").write_text("another notebook of theirs")
-    assert start.start(course).moved == []
-    assert (course.folder / NAME).read_bytes() == mine
+    assert now.read_bytes() == mine
+
+    before.write_bytes(mine)  # a tab that was still open has saved it again
+    (told,) = start.update(course).moved
+    assert NAME in told
+    assert "tiny.ipynb" in told
+    for other in ("a damaged notebook", nbformat.writes(new_notebook(cells=[new_markdown_cell("Notes")]))):
+        before.write_text(other)
+        assert start.start(course).moved == []
+        now.rename(course.folder / "tiny, my way.ipynb")
+        assert start.start(course).new == []
+        (course.folder / "tiny, my way.ipynb").rename(now)
+        assert (now.read_bytes(), before.read_text()) == (mine, other)
+    now.unlink()
+    assert start.start(course).new == [NAME]
 
 
 def test_the_table_of_contents_comes_beside_a_notebook_of_the_learners_own(root, course):

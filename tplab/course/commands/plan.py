@@ -152,8 +152,8 @@ def footing(plan: "Plan") -> str:
         "fullest GPU, weights, gradients and optimizer (state), activations, and their sum. MFU: the model's share of "
         "the GPUs' peak. Last column: what takes most time besides the matmuls.\n"
         "How far to trust the times: on A100s, the formulas are within 10% of 28 published times, and 1% off on "
-        "average (chapter 11). On other GPUs they are estimates, and 7 to 11% fast for Megatron's published runs on "
-        "H100s. Plans that differ by less than that are equally good, so try the first few.\n"
+        "average (chapter 11). On other GPUs they are estimates, and 7% to 11% too fast for Megatron's published runs "
+        "on H100s. Plans that differ by less than that are equally good, so try the first few.\n"
         f"The first as a mesh: init_device_mesh('cuda', ({best.dp}, {best.pp}, {best.tp}), "
         f"mesh_dim_names=('dp', 'pp', 'tp')), micro_batch={best.micro_batch}, micro_batches={best.steps}."
     )

@@ -90,16 +90,17 @@ def _renamed(files: ChapterFiles) -> Path | None:
         return None  # the page with the table of contents has no exercises to recognize it by
     known = {path.name for path in (files.course.material / "solutions").glob("*.ipynb")}
     others = (path for path in sorted(files.course.folder.glob("*.ipynb")) if path.name not in known)
-    return next((path for path in others if _first_exercise(path).partition(".")[0] == prefix(files.number)), None)
+    return next((path for path in others if has_exercises_of(files, path)), None)
 
 
-def _first_exercise(path: Path) -> str:
-    """Return the number of a notebook's first exercise, or "" if it has none or can't be read."""
+def has_exercises_of(files: ChapterFiles, path: Path) -> bool:
+    """Return whether a notebook's first exercise is one of this chapter's. If the notebook can't be read, it isn't."""
     try:
         cells = read_notebook(path)
     except Unreadable:
-        return ""
-    return next((str(cell.marks["exercise"]) for cell in cells if "exercise" in cell.marks), "")
+        return False
+    first = next((str(cell.marks["exercise"]) for cell in cells if "exercise" in cell.marks), "")
+    return first.partition(".")[0] == prefix(files.number)
 
 
 def is_started(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import tplab
 from tplab.common.files import locked, replace
 from tplab.course.learn import library, moved_answers
-from tplab.course.learn.course_files import MARKER, ChapterFiles, Course, Misuse, all_chapters
+from tplab.course.learn.course_files import MARKER, ChapterFiles, Course, Misuse, all_chapters, has_exercises_of
 from tplab.course.learn.pristine import KEPT, first_state, keep
 from tplab.course.learn.update_notebook import Changes, as_text, update_notebook
 from tplab.course.notebooks.cells import Unreadable, load_notebook
@@ -81,11 +81,16 @@ def _rename_pages(course: Course, report: Report) -> None:
     """Give the learner's notebooks the names that their pages have now. Other notebooks keep theirs."""
     for old, new in RENAMED.items():
         before, now = course.folder / old, course.folder / new
-        if before.exists() and not now.exists() and ChapterFiles(course, now.stem).base.exists():
+        files = ChapterFiles(course, now.stem)
+        if files.learner == before:
             before.rename(now)
             report.moved.append(
-                f"{before.name} is {now.name} now. "
-                "If you have the old one open in JupyterLab, close it and open the new one."
+                f"{old} is now called {new}. If you have the old one open in JupyterLab, close it and open the new one."
+            )
+        elif now.exists() and before.exists() and has_exercises_of(files, before):
+            report.moved.append(
+                f"You have both {old} and {new}, as the page is called now. The commands only look at {new}. Copy what "
+                f"you need from {old}, and delete it."
             )
 
 

@@ -1,6 +1,6 @@
 """Make the start page for a hosted notebook, such as Kaggle's or Colab's, whose first cell installs the course's wheel.
 
-    python -m tplab.course.notebooks.hosted chapters/start.ipynb WHEEL HOME > start_hosted.ipynb
+    python -m tplab.course.notebooks.hosted chapters/00_start.ipynb WHEEL HOME > start_hosted.ipynb
 
 WHEEL is the address of the wheel, and HOME is the page of the project. The release workflow knows both of them.
 """
