@@ -35,7 +35,7 @@ from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
 from tplab.capstone.training.ranks import join
-from tplab.capstone.training.step import Step
+from tplab.capstone.training.trainer import Trainer
 from tplab.collectives.links import now
 from tplab.cost.flops import model_flops
 from tplab.memory.meter import optimizer_bytes, parameter_bytes
@@ -133,16 +133,16 @@ def _make(name: str, settings: Settings) -> tuple[Callable[[], float], Callable[
     model = build(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
     if settings.compile:
         compile_layers(model)
-    step = Step(model, settings, ranks)
+    trainer = Trainer(model, settings, ranks)
     seeded = torch.Generator().manual_seed(0)
     text = torch.randint(settings.vocab_size, (settings.batch_size, settings.seq_length + 1), generator=seeded)
     ids, targets = text[:, :-1].to(ranks.device), text[:, 1:].to(ranks.device)
 
     def run() -> float:
-        loss, _ = step.run(1, ids, targets)
+        loss, _ = trainer.run(1, ids, targets)
         return float(loss)
 
-    return run, lambda: parameter_bytes(model) + optimizer_bytes(step.training.torch_optimizer)
+    return run, lambda: parameter_bytes(model) + optimizer_bytes(trainer.training.torch_optimizer)
 
 
 def _peak(step: Callable[[], object]) -> int:

@@ -34,7 +34,7 @@ from benchmarks.turns import table
 from tplab import plain
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.optimizer import adamw_options
-from tplab.capstone.training.step import lower_precision
+from tplab.capstone.training.trainer import lower_precision
 from tplab.cluster.training_step import TrainingStep
 from tplab.gpt.model import ParallelGPT
 from tplab.tensor.id_check import IdCheck

@@ -21,7 +21,7 @@ from tplab.capstone.data.prepare import prepare
 from tplab.capstone.data.tokenizer import END
 from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training import step
+from tplab.capstone.training import trainer
 from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.model import ParallelGPT
 from tplab.plain import GPT
@@ -86,9 +86,9 @@ def _write_all(settings: Settings, cases: dict[str, tuple[str, int, int]]) -> di
     model, tokens, texts = ParallelGPT(settings.model, dtype=torch.float64), prepare(settings), {}
     load_sharded(Path(settings.folder, "checkpoints", "step-000006"), model)
     for seed in (5, 6):
-        texts[f"seed {seed}"] = step.write(model, settings, tokens, PROMPT, TOKENS, seed=seed)
-    for name, (prompt, step.END, tokens.vocab_size) in cases.items():
-        texts[name] = step.write(model, settings, tokens, prompt, TOKENS, temperature=0.0)
+        texts[f"seed {seed}"] = trainer.write(model, settings, tokens, PROMPT, TOKENS, seed=seed)
+    for name, (prompt, trainer.END, tokens.vocab_size) in cases.items():
+        texts[name] = trainer.write(model, settings, tokens, prompt, TOKENS, temperature=0.0)
     return texts
 
 

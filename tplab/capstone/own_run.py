@@ -27,7 +27,7 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.optimizer import adamw_options
 from tplab.capstone.training.ranks import Ranks, join
-from tplab.capstone.training.step import write
+from tplab.capstone.training.trainer import write
 from tplab.runtime import record
 
 LOSSES = "losses.csv"  # in a run's folder

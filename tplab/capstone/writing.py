@@ -20,7 +20,7 @@ from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS
 from tplab.capstone.settings.settings import LARGEST_SEED, Settings, check_text
-from tplab.capstone.training.step import TEMPERATURE, write
+from tplab.capstone.training.trainer import TEMPERATURE, write
 from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import check_tensor_parallel

@@ -17,7 +17,7 @@ from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.ranks import join
-from tplab.capstone.training.step import Step
+from tplab.capstone.training.trainer import Trainer
 from tplab.cost.calibration import Kernels, Line
 from tplab.runtime import Record, Total, record, shared_memory
 
@@ -55,11 +55,11 @@ def one_step(runs: dict[str, Settings]) -> dict[str, dict[str, Total]]:
     for name, settings in runs.items():
         ranks = join(settings)
         model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
-        step = Step(model, settings, ranks)
+        trainer = Trainer(model, settings, ranks)
         own = settings.batch_size // settings.dp
         ids = torch.randint(settings.vocab_size, (own, settings.seq_length), generator=torch.Generator().manual_seed(1))
         with record() as section:
-            step.run(1, ids, ids)
+            trainer.run(1, ids, ids)
         found[name] = Record(list(section)).totals()
     return found
 

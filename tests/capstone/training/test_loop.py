@@ -27,12 +27,12 @@ from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import prepare
 from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training import step
+from tplab.capstone.training import trainer
 from tplab.capstone.training.log import read_log, steps_of
 from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.ranks import Ranks
-from tplab.capstone.training.step import Step
 from tplab.capstone.training.stopping import stop_file
+from tplab.capstone.training.trainer import Trainer
 from tplab.checkpoint.sharded import load_sharded
 from tplab.cluster import three_dimensions
 from tplab.data.grid import Place
@@ -241,7 +241,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit_on_the_same_grid(text: Path,
 SAVE_EVERY = 2
 KILLED = {"tp": 2, **LLAMA, "precision": "float32", "dropout": 0.1, "save_every": SAVE_EVERY}
 KILLS: tuple[tuple[type, str, int], ...] = (  # in which call of which method
-    (Step, "run", 2 * SAVE_EVERY + 1),
+    (Trainer, "run", 2 * SAVE_EVERY + 1),
     (Checkpoints, "_save", 2),
     (Checkpoints, "load", 1),
 )
@@ -279,20 +279,20 @@ def test_every_micro_batch_stage_and_replica_has_other_dropout(monkeypatch: pyte
     """The seeds that a run on a grid draws from are all different, and so far apart that no two tp ranks share one."""
     settings = replace(SMALL, tp=2, pp=3, dp=2, num_layers=3, micro_batch_size=1, dropout=0.1)
     seeds: list[int] = []
-    monkeypatch.setattr(step, "seed_all", lambda seed, group: seeds.append(seed))
+    monkeypatch.setattr(trainer, "seed_all", lambda seed, group: seeds.append(seed))
     idle = SimpleNamespace(
         micro_batch=nullcontext, torch_optimizer=SimpleNamespace(param_groups=[]), update=lambda: None
     )
-    monkeypatch.setattr(step, "training_step", lambda *_, **__: idle)
+    monkeypatch.setattr(trainer, "training_step", lambda *_, **__: idle)
 
-    def only_dropout(one: Step) -> SimpleNamespace:
+    def only_dropout(one: Trainer) -> SimpleNamespace:
         return SimpleNamespace(step=lambda ids, _, total: [one._dropout(k) for k in range(len(ids))] and None)
 
-    monkeypatch.setattr(Step, "_pipeline", only_dropout)
+    monkeypatch.setattr(Trainer, "_pipeline", only_dropout)
     model, batch = nn.Linear(1, 1), torch.zeros(settings.micro_batches, 1)
     for dp in range(2):
         for pp in range(3):
-            one = Step(model, settings, Ranks(0, 1, Place(dp, pp, 0), None, torch.device("cpu")))
+            one = Trainer(model, settings, Ranks(0, 1, Place(dp, pp, 0), None, torch.device("cpu")))
             for number in (1, 2, 3):
                 one.run(number, batch, batch)
     assert len(seeds) == 2 * 3 * 3 * 4

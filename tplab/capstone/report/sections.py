@@ -14,7 +14,7 @@ from tplab.capstone.report import elements as html
 from tplab.capstone.report.elements import Bar, Number, Part
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.step import TEMPERATURE, TOP_K
+from tplab.capstone.training.trainer import TEMPERATURE, TOP_K
 from tplab.capstone.words import apart, chapters, kind, layout, listed, small, visible
 from tplab.common.units import count, duration, large, size
 from tplab.cost.flops import model_flops

@@ -5,7 +5,7 @@
 
     tokens, model, optimizer       created identically on every rank, or loaded from the newest checkpoint
     for each step:
-        step                       forward, backward, all-reduces of gradients, clipping, AdamW
+        trainer                    forward, backward, all-reduces of gradients, clipping, AdamW
         step_summary               one all-reduce: the mean loss, and whether the run has been asked to stop
         log, evaluation, sample, checkpoint      when they are due
 
@@ -36,9 +36,9 @@ from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.log import Log, Row, start_row, step_row
 from tplab.capstone.training.meter import Clock, Meter
 from tplab.capstone.training.ranks import Ranks, join
-from tplab.capstone.training.step import Step
 from tplab.capstone.training.step_summary import summarize
 from tplab.capstone.training.stopping import stop_file
+from tplab.capstone.training.trainer import Trainer
 from tplab.checkpoint.files import together
 from tplab.runtime import record
 
@@ -89,8 +89,8 @@ class _Run:
         self.checkpoints = Checkpoints(Path(settings.folder, "checkpoints"), settings.keep, ranks.mesh)
         newest = self.checkpoints.latest()
         self.model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
-        self.step = Step(self.model, settings, ranks)
-        self.optimizer = self.step.training.optimizer
+        self.trainer = Trainer(self.model, settings, ranks)
+        self.optimizer = self.trainer.training.optimizer
         self.resumed_from = self.checkpoints.load(newest, self.model, self.optimizer) if newest else None
         self.done = self.saved = self.resumed_from or 0
         self.tokens = prepare(settings)
@@ -131,10 +131,10 @@ class _Run:
             asked = self._one(number, log or evaluate or sample or save or number == settings.last_step)
             with record(keep=False):
                 if evaluate or last:
-                    loss = self.step.loss(self.held_out, settings.evaluation_batches)
+                    loss = self.trainer.loss(self.held_out, settings.evaluation_batches)
                     self._between({"kind": "evaluation", "step": number, "loss": loss})
                 if (sample or last) and settings.sample_tokens:
-                    text = self.step.sample(self.tokens, number)
+                    text = self.trainer.sample(self.tokens, number)
                     self._between({"kind": "sample", "step": number, "prompt": settings.prompt, "text": text})
                 if save:
                     self._keep()
@@ -149,7 +149,7 @@ class _Run:
             batch = batch[0].pin_memory(), batch[1].pin_memory()  # so that this rank doesn't wait for the copy
         ids, targets = (tensor.to(self.ranks.device, non_blocking=True) for tensor in batch)
         with self.meter.step():
-            loss, norm = self.step.run(number, ids, targets)
+            loss, norm = self.trainer.run(number, ids, targets)
         self.done = number
         self.clock.count()
         if not log:
@@ -185,7 +185,7 @@ class _Run:
         if self.saved == self.done or not (self.settings.save_every or asked):
             return
         # The loss of a step was computed before its update, so it can't show that the update destroyed the weights
-        if not math.isfinite(loss := self.step.loss(self.held_out, 1)):
+        if not math.isfinite(loss := self.trainer.loss(self.held_out, 1)):
             self._diverged(f"the loss on held-out text after step {self.done} is {loss}")
         began = time.perf_counter()
         self.checkpoints.save(self.done, self.model, self.optimizer)

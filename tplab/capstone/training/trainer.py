@@ -1,4 +1,4 @@
-"""One training step on this rank: forward, backward, all-reduces of gradients, clipping, optimizer step.
+"""Training steps on one rank: forward, backward, all-reduces of gradients, clipping, optimizer step.
 
     micro-batch 1..m-1   forward, backward             tp inside the layers; gradients accumulate here
     micro-batch m        forward, backward             full buckets of gradients are sent in the background  dp
@@ -42,7 +42,7 @@ from tplab.tensor.rng import RNGTracker, seed_all
 TEMPERATURE, TOP_K = 0.8, 40  # for generating samples
 
 
-class Step:
+class Trainer:
     """Trains a model in place, step by step, evaluates it, and generates text with it. Every rank creates one."""
 
     def __init__(self, model: nn.Module, settings: Settings, ranks: Ranks) -> None:
