@@ -58,6 +58,9 @@ def test_index_begins_with_the_progress_page_and_fits_its_source():
     notebook = nbformat.read(ROOT / "solutions" / "index.ipynb", as_version=4)
     output = next(cell for cell in notebook.cells if cell.cell_type == "code").outputs[0]
     assert "exercises passed" in output.data["text/html"]
+    links = set(re.findall(r'href="([^"]+\.ipynb)"', output.data["text/html"]))
+    assert links
+    assert [link for link in links if not (ROOT / "solutions" / link).exists()] == [], "run `tplab build --force index`"
     assert build.stale(INDEX, ROOT) == [], "run `make notebooks`"
     blank = nbformat.read(ROOT / "chapters" / "index.ipynb", as_version=4)
     assert [cell.outputs for cell in blank.cells if cell.cell_type == "code"] == [[]]
