@@ -33,7 +33,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from tests import ROOT
 from tplab.course.learn.course_files import MARKER, MEMORY
 
-PATIENCE = 180  # seconds for anything; the machine may be busy
+PATIENCE = 600  # seconds for anything; the machine may be busy
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 IDLE = ".jp-NotebookPanel .jp-Notebook-ExecutionIndicator"

@@ -9,7 +9,7 @@ import pytest
 from tests.browser.conftest import DRAWN
 from tests.browser.lab import browser, chromium_path
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("book")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("book")]
 
 # How wide the page and the window are; of each figure its size, its natural size and its alt text; how narrow the
 # narrowest other picture is; formulas left as TeX; figures, tables and formulas that end beyond the column of the text;

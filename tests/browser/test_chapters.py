@@ -25,7 +25,7 @@ DARK = CHAPTERS[1::3]
 KNOBS = [".widget-slider", ".widget-toggle-buttons", ".widget-checkbox", ".widget-dropdown"]
 READABLE = 3.0  # contrast: WCAG 2.1 asks 3 of large text, 4.5 of small; black on white has 21
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
 
 def in_process(number: int) -> pytest.MarkDecorator:

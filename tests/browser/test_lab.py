@@ -71,7 +71,7 @@ def explore(folder):
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_learner_can_work_through_a_chapter(page, folder, solution, explore, tmp_path):
     # Run All reaches the last cell: what isn't written yet waits in a calm box, and nothing is red
     page.run_all()
@@ -135,7 +135,7 @@ def test_a_learner_can_work_through_a_chapter(page, folder, solution, explore, t
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_sliders_without_their_kernel_say_so_and_run_again(chromium, server, folder, explore):
     shutil.copy(ROOT / "chapters" / f"{CHAPTER}.ipynb", folder / "chapters" / "again.ipynb")
     page = NotebookPage(chromium, server, "chapters/again.ipynb")
@@ -170,7 +170,7 @@ def test_sliders_without_their_kernel_say_so_and_run_again(chromium, server, fol
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_lab_suits_a_dark_theme_and_a_narrow_window(chromium, tmp_path):
     for chapter in sorted((ROOT / "chapters").glob("*.ipynb")):
         shutil.copy(chapter, tmp_path)

@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_ranks_are_seen_at_work_and_hints_unfold_one_by_one(folder):
     if chromium_path() is None:
         pytest.skip("needs Chromium or Chrome (or its path in the variable CHROMIUM)")

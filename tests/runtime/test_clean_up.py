@@ -212,6 +212,6 @@ def test_a_process_in_a_session_of_its_own_ends_with_the_run() -> None:
         return int(child.stdout.readline())
 
     (pid,) = tplab.launch(program, 1)
-    if psutil.pid_exists(pid):
-        psutil.wait_procs([psutil.Process(pid)], timeout=30)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(120)
     assert not psutil.pid_exists(pid)
