@@ -115,10 +115,13 @@ def turn_every_knob(page: NotebookPage, stem: str) -> int:
 
 def choose_another(page: NotebookPage, knob: Locator) -> None:
     if (handle := knob.locator(".noUi-handle")).count():
-        value = knob.locator(".widget-readout").inner_text()
+        readout = knob.locator(".widget-readout")
+        value = readout.inner_text()
         handle.focus()
         page.page.keyboard.press("ArrowRight")
-        assert knob.locator(".widget-readout").inner_text() != value
+        if readout.inner_text() == value:  # it's at its right end
+            page.page.keyboard.press("ArrowLeft")
+        assert readout.inner_text() != value
     elif (buttons := knob.locator("button:not(.mod-active)")).count():
         buttons.first.click()
     elif (box := knob.locator("input[type=checkbox]")).count():
