@@ -89,8 +89,8 @@ def _rename_pages(course: Course, report: Report) -> None:
             )
         elif now.exists() and before.exists() and has_exercises_of(files, before):
             report.moved.append(
-                f"You have both {old} and {new}, as the page is called now. The commands only look at {new}. Copy what "
-                f"you need from {old}, and delete it."
+                f"You have both {old} and {new}. The page is called {new} now, and the commands only look at that "
+                f"file. Copy what you need from {old}, and then delete {old}."
             )
 
 
