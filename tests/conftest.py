@@ -1,4 +1,4 @@
-"""What holds for every test: one thread per rank, temporary files of its own, quick tests first, no skip in silence.
+"""What holds for every test: one thread per rank, temporary files of its own, slow tests first, no skip in silence.
 
 With CI set, a test that would be skipped fails instead (a missing tool there is a fault of the build); tests marked
 `gpu` are the exception. Without CI, a skipped test says what it needs and the rest go on. But on a machine with a GPU,
@@ -58,8 +58,11 @@ def _only_skipped_on_a_gpu(reporter: pytest.TerminalReporter) -> list[pytest.Tes
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Quick tests first, then the slow ones, then the browser; `--dist loadgroup` keeps each file in one process."""
-    items.sort(key=_cost)
+    """Slow tests first, so that no process has one left when the others are done, and the browser last.
+
+    `--dist loadgroup` keeps each file in one process.
+    """
+    items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
@@ -100,10 +103,10 @@ def _show_gpus(visible: bool) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = all_of_them
 
 
-def _cost(item: pytest.Item) -> int:
+def _turn(item: pytest.Item) -> int:
     if item.get_closest_marker("browser"):
         return 2
-    return 1 if item.get_closest_marker("slow") else 0
+    return 0 if item.get_closest_marker("slow") else 1
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,11 +1,13 @@
 """Pieces of a browser test: start JupyterLab as `make lab` does, open a notebook in Chromium, act as a learner acts.
 
-    with lab_server(folder) as server, browser() as chromium:
-        page = NotebookPage(chromium, server, "chapters/04_parallel_linear.ipynb")
-        page.write("exercise-4-1", answer)
-        page.run("check-4-1")
-        assert "passed" in page.output("check-4-1").inner_text()
+    with browser() as chromium, lab_server(folder) as server:
+        lab = Lab(chromium, server)
+        with lab.notebook("04_parallel_linear.ipynb") as page:
+            page.write("exercise-4-1", answer)
+            page.run("check-4-1")
+            assert "passed" in page.output("check-4-1").inner_text()
 
+Loading JupyterLab takes six seconds of CPU time, so a window stays, and notebooks are opened in it one after the other.
 Cells are named by the ids that they have in the notebook's file. Nothing but the server on loopback can be reached
 from the page; what it tried is in `page.refused`.
 """
@@ -36,7 +38,29 @@ from tplab.course.learn.course_files import MARKER, MEMORY
 PATIENCE = 600  # seconds for anything; the machine may be busy
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
-IDLE = ".jp-NotebookPanel .jp-Notebook-ExecutionIndicator"
+LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
+
+# In JupyterLab's page: choose a theme, open a notebook, say whether its kernel has nothing to do, and close all
+CHOOSE = """async theme => {
+    await jupyterapp.restored;
+    await jupyterapp.commands.execute("apputils:change-theme", {theme});
+}"""
+OPEN = """async path => {
+    await jupyterapp.commands.execute("docmanager:open", {path, factory: "Notebook"});
+}"""  # without its result, which can't leave the page
+IS_IDLE = """path => {
+    const context = jupyterapp.shell.currentWidget?.context;
+    const waiting = [...document.querySelectorAll(".jp-Notebook .jp-InputPrompt")]
+        .some(prompt => prompt.textContent.includes("[*]"));
+    return context?.path === path && context.sessionContext.session?.kernel?.status === "idle" && !waiting;
+}"""
+CLOSE = """async () => {
+    for (const notebook of [...jupyterapp.shell.widgets("main")].filter(widget => widget.context)) {
+        await notebook.context.sessionContext.shutdown();
+        notebook.context.model.dirty = false; // otherwise, it would ask whether to save
+        notebook.close();
+    }
+}"""
 
 # The user's settings under which a page can be tested: every cell is in the page.
 SETTINGS = {
@@ -65,7 +89,7 @@ def chromium_path() -> str | None:
 
 
 @contextmanager
-def lab_server(folder: Path, theme: str = "JupyterLab Light") -> Iterator[Server]:
+def lab_server(folder: Path) -> Iterator[Server]:
     """`make lab` on `folder`, with settings and kernels of its own; ended with everything that it started.
 
     The folder becomes a learner's: the chapters that it lacks are put beside what is there.
@@ -73,7 +97,7 @@ def lab_server(folder: Path, theme: str = "JupyterLab Light") -> Iterator[Server
     home = folder / ".lab"
     (folder / MEMORY).mkdir(exist_ok=True)
     (folder / MEMORY / MARKER).write_text("{}")
-    for name, values in {**SETTINGS, "@jupyterlab/apputils-extension/themes": {"theme": theme}}.items():
+    for name, values in SETTINGS.items():
         path = home / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
@@ -94,6 +118,7 @@ def lab_server(folder: Path, theme: str = "JupyterLab Light") -> Iterator[Server
 def _make_lab(folder: Path, port: int) -> list[str]:
     """`make lab` in the environment that runs the tests; `-o` tells make that it is installed."""
     options = f"--root={folder} --no-browser --ServerApp.port={port} --ServerApp.port_retries=0"
+    options += " --LabApp.expose_app_in_browser=True"  # as window.jupyterapp
     return ["make", "-o", f"{sys.prefix}/.installed", "lab", f"VENV={sys.prefix}", f"LAB_ARGS={options}"]
 
 
@@ -155,34 +180,81 @@ def browser() -> Iterator[BrowserContext]:
             chromium.close()
 
 
+class Lab:
+    """A window of JupyterLab, in which one notebook after the other is opened."""
+
+    def __init__(self, chromium: BrowserContext, server: Server) -> None:
+        self.chromium, self.server = chromium, server
+        self._window: Page | None = None
+
+    @contextmanager
+    def notebook(self, path: str, theme: str = LIGHT, *, width: int = 1280) -> Iterator["NotebookPage"]:
+        """Open a notebook, with its kernel running. Afterwards, it's closed without being saved, and its kernel ended.
+
+        path: relative to the server's folder
+        """
+        window = self._window or self.chromium.new_page()
+        self._window = None  # if something goes wrong, the next notebook gets another window
+        try:
+            window.set_viewport_size({"width": width, "height": 1000})
+            page = NotebookPage(window, self.server, path, theme)
+            yield page
+            window.evaluate(CLOSE)
+            page.forget()
+            self._window = window
+        finally:
+            if self._window is None:
+                window.close()
+
+
+def choose_theme(window: Page, theme: str) -> None:
+    """Show JupyterLab in this theme, also in the windows that are opened later."""
+    window.wait_for_function("window.jupyterapp !== undefined")
+    window.evaluate(CHOOSE, theme)
+    window.locator(f"body[data-jp-theme-name='{theme}']").wait_for(state="attached")
+
+
 class NotebookPage:
     """A notebook that is open in JupyterLab, with its kernel running."""
 
-    def __init__(self, chromium: BrowserContext, server: Server, path: str, *, width: int = 1280, height: int = 1000):
-        self.server, self.file = server, server.folder / path
+    def __init__(self, window: Page, server: Server, path: str, theme: str) -> None:
+        self.page, self.server, self.path, self.file = window, server, path, server.folder / path
         self.ids = [cell["id"] for cell in nbformat.read(self.file, as_version=4).cells]
         self.refused: list[str] = []  # what the page asked for beyond the server
         self.errors: list[str] = []  # what went wrong in the page
-        self.page = chromium.new_page()
-        self.page.set_viewport_size({"width": width, "height": height})
-        self.page.on("request", self._note)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self._open(f"{server.url}doc/tree/{path}?token={server.token}")  # /doc: this document, no side bars
+        self._listeners = {"request": self._note, "pageerror": lambda error: self.errors.append(str(error))}
+        for event, listener in self._listeners.items():
+            window.on(event, listener)
+        if window.url == "about:blank":
+            self.load()
+        else:
+            window.evaluate(OPEN, path)
+        self.wait_until_ready()
+        choose_theme(window, theme)
 
-    def _open(self, address: str) -> None:
-        """Load the page and wait for its kernel. If none is ready after a minute, load it again, as a learner would.
+    def forget(self) -> None:
+        """Note no more of what happens in the window."""
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+
+    def load(self) -> None:
+        """Load JupyterLab with this notebook, as on the next day."""
+        # /doc: this document, no side bars
+        self.page.goto(f"{self.server.url}doc/tree/{self.path}?token={self.server.token}")
+
+    def wait_until_ready(self) -> None:
+        """Wait until the kernel is. If it isn't after a minute, load the page again, as a learner would.
 
         JupyterLab once never showed the first notebook of a new server as idle; 100 attempts didn't bring it back.
         """
         for patience in (60, PATIENCE):
-            self.page.goto(address)
-            self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
             with suppress(PlaywrightTimeout):
-                self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=patience * 1000)
+                self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+                self.page.wait_for_function(IS_IDLE, arg=self.path, timeout=patience * 1000)
                 return
-        status = self.page.locator("#jp-bottom-panel").all_inner_texts()
+            self.load()
         log = (self.server.folder / ".lab" / "lab.log").read_text(errors="replace")
-        raise RuntimeError(f"no kernel is ready: {status}, errors {self.errors}; JupyterLab's log:\n{log[-5000:]}")
+        raise RuntimeError(f"no kernel is ready: errors {self.errors}; JupyterLab's log:\n{log[-5000:]}")
 
     def _note(self, request: Request) -> None:
         if not request.url.startswith((self.server.url, self.server.url.replace("http", "ws", 1), "data:", "blob:")):
@@ -281,10 +353,7 @@ class NotebookPage:
             if time.monotonic() > end:
                 raise TimeoutError(f"the kernel was still busy after {PATIENCE} s")
             self.page.wait_for_timeout(100)
-            sign = self.page.locator(IDLE)  # a narrow toolbar has no room for it
-            idle = not sign.count() or sign.get_attribute("data-status") == "idle"
-            waiting = self.page.locator(".jp-Notebook .jp-InputPrompt", has_text="[*]").count()
-            quiet = quiet + 1 if idle and not waiting else 0
+            quiet = quiet + 1 if self.page.evaluate(IS_IDLE, self.path) else 0
 
     def save(self) -> None:
         self.page.keyboard.press("Escape")

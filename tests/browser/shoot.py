@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.browser.lab import NotebookPage, browser, lab_server
+from tests.browser.lab import Lab, browser, lab_server
 
 
 def main() -> None:
@@ -26,13 +26,13 @@ def main() -> None:
         for notebook, stem in stems.items():
             shutil.copy(notebook, Path(folder, f"{stem}.ipynb"))
         with lab_server(Path(folder)) as server, browser() as chromium:
+            lab = Lab(chromium, server)
             for stem in stems.values():
-                page = NotebookPage(chromium, server, f"{stem}.ipynb", width=options.width)
-                if options.run:
-                    page.run_all()
-                for picture in page.screenshots(options.out, stem, options.height):
-                    print(picture)
-                page.page.close()
+                with lab.notebook(f"{stem}.ipynb", width=options.width) as page:
+                    if options.run:
+                        page.run_all()
+                    for picture in page.screenshots(options.out, stem, options.height):
+                        print(picture)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 
 from tests.browser.conftest import DRAWN
-from tests.browser.lab import browser, chromium_path
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("book")]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800), pytest.mark.xdist_group("book")]
 
 # How wide the page and the window are; of each figure its size, its natural size and its alt text; how narrow the
 # narrowest other picture is; formulas left as TeX; figures, tables and formulas that end beyond the column of the text;
@@ -49,50 +49,45 @@ def faults(measured: dict, width: int, theme: str) -> Iterator[str]:
         yield from (f"a slab in {color}" for color in measured["slabs"] if "0, 0, 0, 0" not in color)
 
 
-@pytest.mark.skipif(chromium_path() is None, reason="needs Chromium or Chrome")
-def test_every_page_can_be_read(book: Path) -> None:
+def test_every_page_can_be_read(page: Page, book: Path) -> None:
     wrong: list[str] = []
     requests: list[str] = []
     figures = 0
-    with browser() as chromium:
-        page = chromium.new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        for path in sorted(path for path in book.rglob("*.html") if "_static" not in path.parts):
-            page.set_viewport_size({"width": 1280, "height": 900})
-            page.goto(path.as_uri())
-            page.add_style_tag(content="* { transition: none !important }")
-            page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
-            page.evaluate("() => document.querySelectorAll('details').forEach(fold => { fold.open = true })")
-            page.wait_for_function("() => [...document.images].every(img => img.complete || img.loading === 'lazy')")
-            for width, theme in ((1280, "light"), (390, "dark")):
-                page.set_viewport_size({"width": width, "height": 900})
-                page.evaluate("theme => Object.assign(document.documentElement.dataset, {mode: theme, theme})", theme)
-                measured = page.evaluate(MEASURES)
-                figures += len(measured["figures"])
-                wrong += [f"{path.name}, {width} pixels, {theme}: {what}" for what in faults(measured, width, theme)]
-        phone = chromium.new_page()
-        phone.set_viewport_size({"width": 390, "height": 900})
-        phone.add_init_script("localStorage.setItem('mode', 'dark'); localStorage.setItem('theme', 'dark')")
-        phone.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
-        assert phone.locator("html").get_attribute("data-theme") == "dark", "as the reader has chosen"
-        phone.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
-        wrong += [f"opened on a phone: {what}" for what in faults(phone.evaluate(MEASURES), 390, "dark")]
+    page.on("request", lambda request: requests.append(request.url))
+    for path in sorted(path for path in book.rglob("*.html") if "_static" not in path.parts):
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.goto(path.as_uri())
+        page.add_style_tag(content="* { transition: none !important }")
+        page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
+        page.evaluate("() => document.querySelectorAll('details').forEach(fold => { fold.open = true })")
+        page.wait_for_function("() => [...document.images].every(img => img.complete || img.loading === 'lazy')")
+        for width, theme in ((1280, "light"), (390, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.evaluate("theme => Object.assign(document.documentElement.dataset, {mode: theme, theme})", theme)
+            measured = page.evaluate(MEASURES)
+            figures += len(measured["figures"])
+            wrong += [f"{path.name}, {width} pixels, {theme}: {what}" for what in faults(measured, width, theme)]
+    phone = page.context.new_page()
+    phone.set_viewport_size({"width": 390, "height": 900})
+    phone.add_init_script("localStorage.setItem('mode', 'dark'); localStorage.setItem('theme', 'dark')")
+    phone.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
+    assert phone.locator("html").get_attribute("data-theme") == "dark", "as the reader has chosen"
+    phone.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
+    wrong += [f"opened on a phone: {what}" for what in faults(phone.evaluate(MEASURES), 390, "dark")]
+    phone.close()
     assert wrong == []
     assert figures > 2 * 60
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
-@pytest.mark.skipif(chromium_path() is None, reason="needs Chromium or Chrome")
-def test_buttons_go_through_the_pictures_of_a_control(book: Path) -> None:
-    with browser() as chromium:
-        page = chromium.new_page()
-        page.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
-        states = page.locator(".states").first
-        shown = states.locator("img.shown")
-        assert states.locator("span").inner_text() == "p = 2, kind = column (1 of 6)"
-        first = shown.get_attribute("src")
-        states.get_by_role("button", name="back").click()  # the last one
-        assert states.locator("span").inner_text().endswith("(6 of 6)")
-        assert shown.get_attribute("src") != first
-        states.get_by_role("button", name="next").click()
-        assert shown.get_attribute("src") == first
+def test_buttons_go_through_the_pictures_of_a_control(page: Page, book: Path) -> None:
+    page.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
+    states = page.locator(".states").first
+    shown = states.locator("img.shown")
+    assert states.locator("span").inner_text() == "p = 2, kind = column (1 of 6)"
+    first = shown.get_attribute("src")
+    states.get_by_role("button", name="back").click()  # the last one
+    assert states.locator("span").inner_text().endswith("(6 of 6)")
+    assert shown.get_attribute("src") != first
+    states.get_by_role("button", name="next").click()
+    assert shown.get_attribute("src") == first

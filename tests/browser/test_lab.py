@@ -1,19 +1,23 @@
-"""A learner at work, in a real browser: open a chapter, turn a knob, answer an exercise, get out of a deadlock."""
+"""A learner at work, in a real browser: turn a knob, answer an exercise, watch the ranks, get out of a deadlock."""
 
 import io
+import json
 import re
 import shutil
 
 import nbformat
 import psutil
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
 from tests import ROOT
-from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
+from tests.browser.lab import DARK, choose_theme, lab_server
 
 CHAPTER = "02_splitting_matrices"
 EXERCISE, CHECK = "exercise-2-1", "check-2-1"
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
 DEADLOCK = """\
 import time
@@ -27,35 +31,32 @@ def stuck():
 
 launch(stuck, 2, timeout=None)"""
 
+SLOW = """\
+import time, torch, torch.distributed as dist
+from tplab import launch
+def slow():
+    if dist.get_rank() == 2:
+        time.sleep(8)
+    dist.all_reduce(torch.ones(2))
+launch(slow, 3)"""
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A course of one chapter, as the learner finds it."""
-    folder = tmp_path_factory.mktemp("course")
-    (folder / "chapters").mkdir()
-    shutil.copy(ROOT / "chapters" / f"{CHAPTER}.ipynb", folder / "chapters")
-    return folder
+WRONG = """\
+from tplab.course import check
+def shard(tensor, dim, rank, world_size):
+    return tensor.narrow(dim, 0, tensor.shape[dim] // world_size).clone()
+def unshard(shards, dim):
+    return torch.cat(shards, dim)
+check("2.1", shard, unshard)"""
+
+CELLS = {"slow": SLOW, "wrong": WRONG}
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    if chromium_path() is None:
-        pytest.skip("needs Chromium or Chrome (or its path in the variable CHROMIUM)")
-    if shutil.which("make") is None:
-        pytest.skip("needs make")
-    with browser() as found:
+@pytest.fixture
+def chapter(lab):
+    """As a learner finds it."""
+    shutil.copy(ROOT / "chapters" / f"{CHAPTER}.ipynb", lab.server.folder / "copy.ipynb")
+    with lab.notebook("copy.ipynb") as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def server(folder, chromium):
-    with lab_server(folder) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def page(chromium, server):
-    return NotebookPage(chromium, server, f"chapters/{CHAPTER}.ipynb")
 
 
 @pytest.fixture(scope="module")
@@ -65,120 +66,154 @@ def solution():
 
 
 @pytest.fixture(scope="module")
-def explore(folder):
-    notebook = nbformat.read(folder / "chapters" / f"{CHAPTER}.ipynb", as_version=4)
+def explore():
+    notebook = nbformat.read(ROOT / "chapters" / f"{CHAPTER}.ipynb", as_version=4)
     return next(cell["id"] for cell in notebook.cells if "explore" in cell.metadata.get("tags", []))
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(1800)
-def test_a_learner_can_work_through_a_chapter(page, folder, solution, explore, tmp_path):
+def test_a_learner_can_work_through_a_chapter(chapter, solution, explore, tmp_path):
     # Run All reaches the last cell: what isn't written yet waits in a calm box, and nothing is red
-    page.run_all()
-    assert "Exercise 2.1 is waiting for you." in page.output(CHECK).inner_text()
-    assert page.page.locator("[data-mime-type='application/vnd.jupyter.error']").count() == 0
-    prompts = page.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").all_inner_texts()
+    chapter.run_all()
+    assert "Exercise 2.1 is waiting for you." in chapter.output(CHECK).inner_text()
+    assert chapter.page.locator("[data-mime-type='application/vnd.jupyter.error']").count() == 0
+    prompts = chapter.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").all_inner_texts()
     assert prompts
     assert all(re.fullmatch(r"\[\d+\]:", prompt) for prompt in prompts), "every cell has run"
 
     # a slider, dragged and then moved by the keyboard, changes the picture
-    handle = page.cell(explore).locator(".noUi-handle").first
-    readout = page.cell(explore).locator(".widget-readout").first
-    first = page.picture(explore)
+    handle = chapter.cell(explore).locator(".noUi-handle").first
+    readout = chapter.cell(explore).locator(".widget-readout").first
+    first = chapter.picture(explore)
     assert readout.inner_text() == "2"
-    page.drag(handle, page.cell(explore).locator(".noUi-base").first, 0)
-    second = page.next_picture(explore, first)
+    chapter.drag(handle, chapter.cell(explore).locator(".noUi-base").first, 0)
+    second = chapter.next_picture(explore, first)
     assert readout.inner_text() == "1"
     handle.focus()
-    page.page.keyboard.press("End")
-    third = page.next_picture(explore, second)
+    chapter.page.keyboard.press("End")
+    third = chapter.next_picture(explore, second)
     assert readout.inner_text() == "4"
     assert len({first, second, third}) == 3
 
     # a wrong answer is refused, the right one passes
     wrong = solution[EXERCISE].replace("rank * length", "0")
     assert wrong != solution[EXERCISE]
-    page.write(EXERCISE, wrong)
-    page.run(EXERCISE)
-    page.run(CHECK)
-    assert "Exercise 2.1 passed" not in page.output(CHECK).inner_text()
-    page.write(EXERCISE, solution[EXERCISE])
-    page.run(EXERCISE)
-    page.run(CHECK)
-    assert "Exercise 2.1 passed" in page.output(CHECK).inner_text()
-    assert "waiting" not in page.output(CHECK).inner_text()
+    chapter.write(EXERCISE, wrong)
+    chapter.run(EXERCISE)
+    chapter.run(CHECK)
+    assert "Exercise 2.1 passed" not in chapter.output(CHECK).inner_text()
+    chapter.write(EXERCISE, solution[EXERCISE])
+    chapter.run(EXERCISE)
+    chapter.run(CHECK)
+    assert "Exercise 2.1 passed" in chapter.output(CHECK).inner_text()
+    assert "waiting" not in chapter.output(CHECK).inner_text()
 
     # a cell that waits for ever is interrupted, and the notebook goes on
-    page.add_cell("deadlock", CHECK, DEADLOCK)
-    page.start("deadlock")
-    page.output("deadlock").get_by_text("rank 0 goes into the all_reduce").first.wait_for()
-    page.page.wait_for_timeout(1000)
-    assert "[*]" in page.cell("deadlock").inner_text()
-    page.interrupt()
-    page.wait_until_idle()
-    assert "KeyboardInterrupt" in page.output("deadlock").inner_text()
-    page.run(CHECK)
-    assert "Exercise 2.1 passed" in page.output(CHECK).inner_text()
-    page.screenshot(tmp_path / "end.png")
+    chapter.add_cell("deadlock", CHECK, DEADLOCK)
+    chapter.start("deadlock")
+    chapter.output("deadlock").get_by_text("rank 0 goes into the all_reduce").first.wait_for()
+    chapter.page.wait_for_timeout(1000)
+    assert "[*]" in chapter.cell("deadlock").inner_text()
+    chapter.interrupt()
+    chapter.wait_until_idle()
+    assert "KeyboardInterrupt" in chapter.output("deadlock").inner_text()
+    chapter.run(CHECK)
+    assert "Exercise 2.1 passed" in chapter.output(CHECK).inner_text()
+    chapter.screenshot(tmp_path / "end.png")
 
     # what JupyterLab saves is what was written, in cells that keep their ids
-    page.save()
-    saved = nbformat.read(folder / "chapters" / f"{CHAPTER}.ipynb", as_version=4)
+    chapter.save()
+    saved = nbformat.read(chapter.file, as_version=4)
     source = {cell["id"]: cell.source for cell in saved.cells}
     assert source[EXERCISE] == solution[EXERCISE]
-    assert set(page.ids) - {"deadlock"} <= set(source)
+    assert set(chapter.ids) - {"deadlock"} <= set(source)
 
     # nothing was asked of anyone but this machine
-    assert page.refused == []
-    assert page.errors == []
-    assert listening_addresses(page.server.pid) == {"127.0.0.1"}
+    assert chapter.refused == []
+    assert chapter.errors == []
+    assert listening_addresses(chapter.server.pid) == {"127.0.0.1"}
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(1800)
-def test_sliders_without_their_kernel_say_so_and_run_again(chromium, server, folder, explore):
-    shutil.copy(ROOT / "chapters" / f"{CHAPTER}.ipynb", folder / "chapters" / "again.ipynb")
-    page = NotebookPage(chromium, server, "chapters/again.ipynb")
-    handle = page.cell(explore).locator(".noUi-handle").first
-    again = page.cell(explore).get_by_role("button", name="Run these cells")
-    page.run_all()
+def test_sliders_without_their_kernel_say_so_and_run_again(chapter, explore):
+    handle = chapter.cell(explore).locator(".noUi-handle").first
+    again = chapter.cell(explore).get_by_role("button", name="Run these cells")
+    chapter.run_all()
     assert not again.is_visible()
-    first = page.picture(explore)
+    first = chapter.picture(explore)
     handle.focus()
-    page.page.keyboard.press("End")
-    page.next_picture(explore, first)
+    chapter.page.keyboard.press("End")
+    chapter.next_picture(explore, first)
 
-    page.menu("Kernel", "Restart Kernel…")
-    page.page.get_by_role("button", name="Confirm Kernel Restart").click()
+    chapter.menu("Kernel", "Restart Kernel…")
+    chapter.page.get_by_role("button", name="Confirm Kernel Restart").click()
     again.wait_for()
-    assert "lost their kernel" in page.output(explore).inner_text()
+    assert "lost their kernel" in chapter.output(explore).inner_text()
     assert handle.evaluate("knob => getComputedStyle(knob).pointerEvents") == "none", "it can't be dragged any more"
     again.click()
     again.wait_for(state="hidden")
-    page.wait_until_idle()
-    assert page.picture(explore) == first, "the sliders are back where they began"
+    chapter.wait_until_idle()
+    assert chapter.picture(explore) == first, "the sliders are back where they began"
 
-    page.save()
-    page.menu("Kernel", "Shut Down Kernel")
-    page.page.reload()  # as on the next day: the notebook's file knows of sliders that are gone
+    chapter.save()
+    chapter.menu("Kernel", "Shut Down Kernel")
+    chapter.load()  # as on the next day: the notebook's file knows of sliders that are gone
     again.wait_for()
-    assert "model not found" not in page.output(explore).inner_text()
+    assert "model not found" not in chapter.output(explore).inner_text()
     again.click()
     again.wait_for(state="hidden")
-    page.wait_until_idle()
-    assert page.picture(explore) == first
+    chapter.wait_until_idle()
+    assert chapter.picture(explore) == first
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(1800)
-def test_the_lab_suits_a_dark_theme_and_a_narrow_window(chromium, tmp_path):
-    for chapter in sorted((ROOT / "chapters").glob("*.ipynb")):
-        shutil.copy(chapter, tmp_path)
+def test_ranks_are_seen_at_work_and_hints_unfold_one_by_one(lab):
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    cells = [new_code_cell(source, id=id) for id, source in CELLS.items()]
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), lab.server.folder / "mine.ipynb")
+    with lab.notebook("mine.ipynb") as page:
+        # while the run lasts, a box for each rank; afterwards nothing
+        page.start("slow")
+        boxes = page.output("slow").locator(".widget-html-content b")
+        page.page.get_by_text("waits in all_reduce #1 for rank 2").first.wait_for()
+        assert boxes.all_inner_texts() == ["rank 0", "rank 1", "rank 2"]
+        assert "● computing" in page.output("slow").inner_text()
+        page.wait_until_idle()
+        assert boxes.count() == 0
+        assert "rank 2" not in page.output("slow").inner_text()
+
+        # one hint at a time
+        page.run("wrong")
+        summaries = page.output("wrong").locator("details summary")
+        assert [summary.is_visible() for summary in summaries.all()] == [True, False, False]
+        summaries.nth(0).click()
+        assert [summary.is_visible() for summary in summaries.all()] == [True, True, False]
+        page.save()
+        assert (page.errors, page.refused) == ([], [])
+
+    # the file keeps no trace of the view; a copy that nobody trusts still unfolds, without a kernel's help
+    saved = json.loads(page.file.read_text())
+    outputs = saved["cells"][0]["outputs"]
+    assert "widget" not in json.dumps(saved)
+    assert [output["data"] for output in outputs if output["output_type"] == "display_data"] == [{}]
+    html = saved["cells"][1]["outputs"][0]["data"]["text/html"]
+    saved["cells"][1]["outputs"][0]["data"]["text/html"] = [*html, "<script>document.title = 'run'</script>"]
+    (lab.server.folder / "untrusted.ipynb").write_text(json.dumps(saved))
+    with lab.notebook("untrusted.ipynb") as copy:
+        assert copy.output("wrong").locator("script").count() == 0, "JupyterLab has cleaned what it does not trust"
+        summaries = copy.output("wrong").locator("details summary")
+        assert summaries.count() == 3
+        summaries.nth(0).click()
+        summaries.nth(1).click()
+        assert [summary.is_visible() for summary in summaries.all()] == [True, True, True]
+        assert (copy.errors, copy.refused) == ([], [])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_lab_suits_a_dark_theme_and_a_narrow_window(page, tmp_path):
     shutil.copy(ROOT / "solutions" / f"{CHAPTER}.ipynb", tmp_path)  # it has pictures, because it was run
-    with lab_server(tmp_path, "JupyterLab Dark") as server:
-        page = chromium.new_page()
+    with lab_server(tmp_path) as server:
+        page.goto(f"{server.url}lab?token={server.token}")
+        choose_theme(page, DARK)
         page.set_viewport_size({"width": 1280, "height": 900})
-        page.goto(f"{server.url}lab/tree/{CHAPTER}.ipynb?token={server.token}")
+        page.goto(f"{server.url}lab/tree/{CHAPTER}.ipynb")
         picture = page.locator(".jp-RenderedImage img").first
         picture.scroll_into_view_if_needed()
         page.wait_for_timeout(1000)
@@ -195,11 +230,10 @@ def test_the_lab_suits_a_dark_theme_and_a_narrow_window(chromium, tmp_path):
         assert page.locator(".jp-Notebook .cm-scroller").count() > 10
         assert page.locator(".jp-Notebook .cm-scroller").evaluate_all(cut) == [], "lines of code are wrapped"
 
-        narrow = chromium.new_page()
-        narrow.set_viewport_size({"width": 900, "height": 900})
-        narrow.goto(f"{server.url}lab/tree/{CHAPTER}.ipynb?token={server.token}")
-        narrow.locator(".jp-Notebook .jp-Cell").first.wait_for()
-        narrow.locator(".jp-DirListing").wait_for(state="hidden")
+        page.set_viewport_size({"width": 900, "height": 900})
+        page.reload()
+        page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+        page.locator(".jp-DirListing").wait_for(state="hidden")
 
 
 def listening_addresses(pid: int) -> set[str]:

@@ -1,6 +1,5 @@
 """A moving picture in a notebook that isn't trusted, and in a page of the book: it starts once the reader is there."""
 
-import shutil
 import time
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests import ROOT
-from tests.browser.lab import PATIENCE, NotebookPage, browser, chromium_path, lab_server
+from tests.browser.lab import PATIENCE, Lab
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
@@ -17,14 +16,6 @@ ALT = "f and g on two ranks"
 LINK = f"![{ALT}](pictures/fg.svg)"
 FAR = 60  # cells or paragraphs between the top of the page and the picture
 SECONDS = 120  # a loop of the picture in these tests
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if chromium_path() is None:
-        pytest.skip("needs Chromium or Chrome (or its path in the variable CHROMIUM)")
-    with browser() as found:
-        yield found
 
 
 def put_slow_picture(folder: Path) -> None:
@@ -58,31 +49,29 @@ def starts_in_view_and_by_a_click(page: Page) -> None:
     assert picture.evaluate("picture => picture.naturalWidth") > 0
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_in_a_notebook_that_is_not_trusted(chromium, tmp_path: Path) -> None:
-    put_slow_picture(tmp_path / "chapters" / "pictures")
+def test_in_a_notebook_that_is_not_trusted(lab: Lab) -> None:
+    folder = lab.server.folder / "moving"
+    put_slow_picture(folder / "pictures")
     cells = [nbformat.v4.new_markdown_cell(f"# A heading, number {number}") for number in range(FAR)]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     notebook = nbformat.v4.new_notebook(
         cells=[*cells, nbformat.v4.new_markdown_cell(LINK), nbformat.v4.new_code_cell("1 + 1")],
         metadata={"kernelspec": kernel},
     )
-    nbformat.write(notebook, tmp_path / "chapters" / "90_tiny.ipynb")
-    with lab_server(tmp_path) as server:
-        page = NotebookPage(chromium, server, "chapters/90_tiny.ipynb")
+    nbformat.write(notebook, folder / "90_tiny.ipynb")
+    with lab.notebook("moving/90_tiny.ipynb") as page:
         assert page.page.get_by_title("Notebook not trusted").count()
         starts_in_view_and_by_a_click(page.page)
         assert page.refused == []
         assert page.errors == []
 
 
-def test_in_a_page_of_the_book(chromium, tmp_path: Path) -> None:
+def test_in_a_page_of_the_book(page: Page, tmp_path: Path) -> None:
     put_slow_picture(tmp_path / "_images")
     script = (ROOT / "docs" / "_static" / "replay.js").read_text(encoding="utf-8")
     text = "<p>Text.</p>" * FAR * 3
     (tmp_path / "page.html").write_text(
         f'<!doctype html><script>{script}</script>{text}<img alt="{ALT}" src="_images/fg.svg">', encoding="utf-8"
     )
-    page = chromium.new_page()
     page.goto((tmp_path / "page.html").as_uri())
     starts_in_view_and_by_a_click(page)

@@ -17,7 +17,7 @@ from tplab.course.notebooks.numbering import chapter_files
 
 SOLUTIONS = chapter_files(ROOT / "solutions", ".ipynb")
 
-pytestmark = [pytest.mark.xdist_group("book"), pytest.mark.slow, pytest.mark.timeout(1800)]  # built once
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("book"), pytest.mark.timeout(1800)]  # built once
 
 
 class Page(HTMLParser):

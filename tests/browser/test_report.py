@@ -4,12 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 
-from tests.browser.lab import browser, chromium_path, contrasts
+from tests.browser.lab import contrasts
 from tests.capstone.made_up import MEASURED, SETTINGS, write_run
 from tplab.capstone.report import write_report
 
 WIDTHS = (1280, 900, 390)
+
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -19,18 +22,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(folder)
 
 
-@pytest.mark.skipif(chromium_path() is None, reason="needs Chromium or Chrome")
-def test_nothing_is_wider_than_the_page_and_texts_stand_out(report: Path) -> None:
-    with browser() as chromium:
-        page = chromium.new_page()
-        for theme in ("light", "dark"):
-            page.emulate_media(color_scheme=theme)
-            for width in WIDTHS:
-                page.set_viewport_size({"width": width, "height": 900})
-                page.goto(report.as_uri())
-                page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
-                widest = page.evaluate("Math.max(...[...document.querySelectorAll('body *')].map((element) => "
-                                       "element.getBoundingClientRect().right))")  # fmt: skip
-                assert widest <= width, (theme, width)
-            contrast, text = min(contrasts(page, "main *"))
-            assert contrast >= 4.5, (theme, text)
+def test_nothing_is_wider_than_the_page_and_texts_stand_out(page: Page, report: Path) -> None:
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.goto(report.as_uri())
+            page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
+            widest = page.evaluate("Math.max(...[...document.querySelectorAll('body *')].map((element) => "
+                                   "element.getBoundingClientRect().right))")  # fmt: skip
+            assert widest <= width, (theme, width)
+        contrast, text = min(contrasts(page, "main *"))
+        assert contrast >= 4.5, (theme, text)

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Locator
 
 from tests import ROOT
-from tests.browser.lab import NotebookPage, browser, chromium_path, contrasts, lab_server
+from tests.browser.lab import DARK, LIGHT, NotebookPage, contrasts
 from tplab.course.grade.needs import ids_with_needs
 from tplab.course.notebooks.numbering import chapter_files
 
@@ -22,16 +22,11 @@ WHOLE = ["00_start", "01_ranks_and_collectives"]
 WITHOUT_KNOBS = ["00_start", "08_vocab_parallel_loss", "09_randomness", "15_capstone"]
 PLAYED = "01_ranks_and_collectives"
 NARROW = "03_conjugate_operators"  # its controls are also turned in a window as narrow as a phone
-DARK = CHAPTERS[1::3]
+IN_DARK = CHAPTERS[1::3]
 KNOBS = [".widget-slider", ".widget-toggle-buttons", ".widget-checkbox", ".widget-dropdown"]
 READABLE = 3.0  # contrast: WCAG 2.1 asks 3 of large text, 4.5 of small; black on white has 21
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
-
-
-def in_process(number: int) -> pytest.MarkDecorator:
-    """Each third of the tests runs in a process of its own, with its own server."""
-    return pytest.mark.xdist_group(f"chapters in the browser, {number % 3}")
 
 
 # Elements such as "img, table" that stick out of their cell to the right: what they are, and how far they do
@@ -48,49 +43,24 @@ WIDTHS = {
 ERRORS = ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("solved")
+@pytest.fixture(scope="session")
+def solved(lab):
+    """The folder of the solutions, relative to the learner's."""
+    folder = lab.server.folder / "solved"
+    folder.mkdir()
     for stem in CHAPTERS:
-        theme = folder / ("dark" if stem in DARK else "light")
-        theme.mkdir(exist_ok=True)
-        shutil.copy(ROOT / "solutions" / f"{stem}.ipynb", theme)
-    return folder
+        shutil.copy(ROOT / "solutions" / f"{stem}.ipynb", folder)
+    return folder.name
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    if chromium_path() is None:
-        pytest.skip("needs Chromium or Chrome (or its path in the variable CHROMIUM)")
-    if shutil.which("make") is None:
-        pytest.skip("needs make")
-    with browser() as chromium:
-        yield chromium
-
-
-@pytest.fixture(scope="module")
-def light(chromium, folder):
-    with lab_server(folder / "light") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def dark(chromium, folder):
-    with lab_server(folder / "dark", theme="JupyterLab Dark") as server:
-        yield server
-
-
-def open_and_run(chromium, server, stem) -> NotebookPage:
-    page = NotebookPage(chromium, server, f"{stem}.ipynb")
+def run(page: NotebookPage, stem: str) -> None:
     if stem in WHOLE:
         page.run_all()
     else:
-        turned = controls(page)
-        page.run_each(ids_with_needs(ROOT / "solutions" / f"{stem}.ipynb", turned))
+        page.run_each(ids_with_needs(page.file, controls(page)))
     assert page.page.locator(ERRORS).all_inner_texts() == []
     assert page.errors == []
     assert page.refused == []
-    return page
 
 
 def controls(page: NotebookPage) -> list[str]:
@@ -167,24 +137,25 @@ def lose_kernel(page: NotebookPage, cell: str) -> None:
     page.cell(cell).get_by_role("button", name="Run these cells").wait_for()
     player = page.cell(cell).locator(".widget-play")
     assert player.evaluate("buttons => getComputedStyle(buttons).pointerEvents") == "none"
+    page.wait_until_idle()  # a kernel that is restarting can't be ended
 
 
-@pytest.mark.parametrize("stem", [pytest.param(stem, marks=in_process(i)) for i, stem in enumerate(CHAPTERS)])
-def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, stem, request):
-    page = open_and_run(chromium, request.getfixturevalue("dark" if stem in DARK else "light"), stem)
-    assert page.page.locator("body[data-jp-theme-light='false']").count() == (stem in DARK)
-    if stem == PLAYED:
-        play(page, with_play_button(page))
-    assert (turn_every_knob(page, stem) == 0) == (stem in WITHOUT_KNOBS)
-    assert unreadable(page) == []
-    assert page.errors == []
-    for width, elements in WIDTHS.items():
-        page.page.set_viewport_size({"width": width, "height": 1000})
-        assert page.page.evaluate(TOO_WIDE, elements) == [], f"in a window of {width} pixels"
-    assert page.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    if stem == NARROW:
-        assert turn_every_knob(page, stem) >= 1
-    if stem == PLAYED:
-        page.page.set_viewport_size({"width": 1280, "height": 1000})
-        lose_kernel(page, with_play_button(page))
-    page.page.close()
+@pytest.mark.parametrize("stem", [pytest.param(stem, marks=pytest.mark.xdist_group(stem)) for stem in CHAPTERS])
+def test_a_chapter_runs_and_its_controls_change_their_pictures(lab, solved, stem):
+    with lab.notebook(f"{solved}/{stem}.ipynb", DARK if stem in IN_DARK else LIGHT) as page:
+        run(page, stem)
+        assert page.page.locator("body[data-jp-theme-light='false']").count() == (stem in IN_DARK)
+        if stem == PLAYED:
+            play(page, with_play_button(page))
+        assert (turn_every_knob(page, stem) == 0) == (stem in WITHOUT_KNOBS)
+        assert unreadable(page) == []
+        assert page.errors == []
+        for width, elements in WIDTHS.items():
+            page.page.set_viewport_size({"width": width, "height": 1000})
+            assert page.page.evaluate(TOO_WIDE, elements) == [], f"in a window of {width} pixels"
+        assert page.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        if stem == NARROW:
+            assert turn_every_knob(page, stem) >= 1
+        if stem == PLAYED:
+            page.page.set_viewport_size({"width": 1280, "height": 1000})
+            lose_kernel(page, with_play_button(page))
