@@ -145,9 +145,9 @@ check("6.1", attention_splits, sharded_attention)
 #
 # ## One matmul instead of three
 #
-# Queries, keys, and values are all computed from the same $X$. So you can stack their weights into a single fused weight $[W_q; W_k; W_v]$, as in exercise 5.4. Then you need only one large matmul and one f for all three.
+# Queries, keys, and values are all computed from the same $X$. So you can stack their weights into a single fused weight $[W_q; W_k; W_v]$, as in exercise 5.4. Then a single column-parallel layer computes all three with one large matmul and one f. (Three separate layers would call f three times.)
 #
-# **Predict.** An attention layer with $h = 32$ and 8 heads runs on four ranks, and its input has the shape `[2, 5, 32]` in float32. What's the shape of each rank's fused weight, stored as `[out, in]`? What's the shape of each rank's `q` after `split_heads`? How many all-reduces do both passes run in total, and how many bytes does each message contain?
+# **Predict.** An attention layer with $h = 32$ and 8 heads runs on four ranks, and its input has the shape `[2, 5, 32]` in float32. What's the shape of each rank's fused weight, stored as `[out, in]`? What's the shape of each rank's `q` after `split_heads`? How many all-reduces do the two passes run in total, and how many bytes does each message contain?
 
 # %% predict="6.b"
 predict("6.b", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=1280)
@@ -220,7 +220,7 @@ check("6.2", ParallelAttention)
 #
 # So far, every query attends to every key. In practice, a **mask** determines which keys a query may attend to. There are two kinds of keys that a query may not attend to.
 #
-# - **Keys of future tokens.** When a model generates text from left to right, a token may only attend to itself and to earlier tokens. A mask with this rule is called *causal*. During training, there's a query for each of the $t$ tokens, but when the model generates text, only the newest $s$ of the $t$ tokens need one.
+# - **Keys of future tokens.** A model that generates text from left to right doesn't know the future tokens yet, so a token may only attend to itself and to earlier tokens. A mask with this rule is called *causal*. During training, each of the $t$ tokens has a query. But when the model generates text, it has already computed the outputs of the older tokens, so only the newest $s$ of the $t$ tokens need a query.
 #
 # - **Keys of padding tokens.** Short texts in a batch are padded with meaningless tokens, and no query should attend to these tokens.
 #
@@ -309,7 +309,7 @@ ways = {"softmax alone": nan_weights, "yours": attention_weights}
 viz.table([{"share of NaNs": name} | nans(way) for name, way in ways.items()])
 
 # %% [markdown]
-# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. PyTorch's own `nn.MultiheadAttention` has this bug. If a query has no allowed key, it returns NaNs unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
+# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. PyTorch's own `nn.MultiheadAttention` has this bug. If a query has no allowed key, the module returns NaNs unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
 #
 # With tensor parallelism, every rank has all the tokens, so every rank uses the same mask for its own heads.
 #
@@ -529,7 +529,7 @@ viz.explore(
 # %% [markdown]
 # A head can't be split, so several ranks hold **copies** of the same key head. But each copy is only used by the queries on its own rank.
 #
-# **Predict.** Two ranks hold copies of the only key head and value head. One f comes before all three projections, as in your `ParallelAttention`, but nothing keeps the copies in sync. After the first backward pass, which of the output, $dW_q$, $dW_k$, and $dx$ are correct? (Write `True` or `False` for each of them.)
+# **Predict.** Two ranks hold copies of the only key head and value head. One f comes before all three projections, as in your `ParallelAttention`, but no collective touches the copies or their gradients. After the first backward pass, which of the output, $dW_q$, $dW_k$, and $dx$ are correct? (Write `True` or `False` for each of them.)
 
 # %% predict="6.g"
 predict("6.g", out=True, dWq=True, dWk=False, dx=True)
@@ -675,7 +675,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Now you can see what really went wrong. In the broken version, each rank computes a different $dx$, so all parameters *before* the attention layer get a different gradient on each rank. Only the shared weights stay equal, because only their gradients are summed. Your detector from exercise 5.3 compares *all* replicated parameters, so it would have noticed the bug after one step. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
+# Now you can see what really went wrong. In the broken version, each rank computes a different $dx$, so all parameters *before* the attention layer get a different gradient on each rank. Only the shared weights stay equal, because only their gradients are summed. Your detector from exercise 5.3 compares *all* replicated parameters, so it would have noticed the bug after one step. There are two ways to fix this. The first fix puts a single f before all three projections and keeps the f on the shared weight. The second fix keeps a separate f for the queries, as in the broken version, and moves the other f from the shared weight to its output `kv`. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
 #
 # **Predict.** Besides the message for $dx$, the first fix sends the gradient of the shared weight `[2d, h]`, and the second fix sends the gradient of `kv` `[b, s, 2d]`. How many elements do these two gradients have for $b \cdot s = 4096$ tokens, $h = 1024$, and $d = 64$?
 
@@ -685,7 +685,7 @@ predict("6.i", weight=131072, keys_and_values=524288)
 # %% [markdown]
 # ## Break it
 #
-# Weights aren't the only tensors that belong to a head. With ALiBi, each head also has a **slope**. The head multiplies its slope by the distance between a query and a key, and subtracts the result from their score. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of its own (bigscience-workshop/Megatron-DeepSpeed issue 227).
+# Weights aren't the only tensors that belong to a head. Some models encode positions with a method called ALiBi, which gives each head a **slope** in addition to its weights. The head multiplies its slope by the distance between a query and a key, and subtracts the result from their score, so that distant tokens get less attention. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of the slopes of its own heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
 #
 # **Predict.** Suppose four ranks hold one head each, and every rank uses the slope of the first head. How many of the ranks compute their head correctly? Which slope does rank 3 use?
 
@@ -733,7 +733,7 @@ symptoms(6)
 predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 
 # %% [markdown]
-# With 16 ranks, each rank's cache is as large as with 8 ranks, because two ranks hold copies of the same key head. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021). Each query and each key is rotated by an angle that depends on the token's position. Each rank rotates the queries and keys of its own heads.
+# With 16 ranks, each rank's cache is as large as with 8 ranks, because two ranks hold copies of the same key head. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021). Each query and each key is divided into pairs of elements, and each pair is rotated by an angle that depends on the token's position. Each rank rotates the queries and keys of its own heads.
 
 # %% tags=["setup"]
 from tplab.tensor import rotary_angles, rotate
@@ -749,7 +749,7 @@ def qkv_at(attention, x, start):
 
 
 # %% [markdown] task="6.6" title="KV cache (optional)" difficulty=3 minutes=15
-# Write the cache and one step of causal attention that uses it. Here, `attention` is the course's own attention module. Its output layer is `attention.out`, and on each rank, it has $m$ key heads and $m$ value heads (`attention.kv_heads`) with $d$ elements each (`attention.head_dim`).
+# Write the cache and one step of causal attention that uses it. Here, `attention` is the course's own attention module. Its output layer is `attention.out`. On each rank, the module has $n$ query heads, $m$ key heads, and $m$ value heads (`attention.kv_heads` is $m$), and each head has $d$ elements (`attention.head_dim`).
 #
 # - `KVCache(attention, batch_size, max_length)` creates `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`, and sets `length` to 0.
 #
@@ -851,13 +851,13 @@ viz.table(rows, title="40 tokens at once, and then 24 one by one")
 #
 # - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. Megatron-Core orders the rows of the fused weight by group, where a group consists of several query heads, one key head, and one value head. With this order, an ordinary split by rows is correct, and there's no need for a stride.
 #
-# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. In 2022, a user of Colossal-AI reported such a split (issue 817). The first reply recommended the library's new functions for checkpoints, and a later reply asked for an example of what would go wrong.
+# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. But if you load its checkpoint on a different number of ranks, the rows are in the wrong order. In 2022, a user of Colossal-AI reported such a split (issue 817), and a reply asked for an example of what would go wrong.
 #
 # - **Splitting a head** is possible, but it needs more communication. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Then its developers gave each rank a copy of a complete head instead, and the time per step went down from 3.1 ms to 1.6 ms (tpu-inference pull request 2661).
 #
-# - **Unsummed gradients of copies** still occur, too. In DeepSeek's multi-head latent attention, all heads share the part of the key that encodes positions, so each rank has its own copy of this part. In Megatron-LM, each copy only got the gradient from its own rank's heads (pull request 6839, open since August 2026). The proposed fix adds the missing f.
+# - **Copies whose gradients aren't summed** still occur in real libraries. In DeepSeek's multi-head latent attention, all heads share the part of the key that encodes positions, so each rank has its own copy of this part. In Megatron-LM, each copy only got the gradient from its own rank's heads (pull request 6839, open since August 2026). The proposed fix adds the missing f.
 #
-# - **PyTorch** can do without the fused weight. If you prepare the input of the whole attention module, DTensor adds up the three contributions to $dx$ on each rank before it sends them. The next cell counts the all-reduces with and without this preparation.
+# - **PyTorch** can do without the fused weight. By default, DTensor all-reduces the contributions of the three projections to $dx$ one by one. But if you prepare the input of the attention module with `PrepareModuleInput`, DTensor first adds up the three contributions on each rank and then all-reduces only their sum. The next cell counts the all-reduces with and without this preparation.
 #
 # </details>
 

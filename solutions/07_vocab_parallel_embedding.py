@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 07 · The vocabulary-parallel embedding
 #
-# In many language models, the two largest matrices aren't in any layer. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split these two matrices so that *both* ends of the model need little communication? One obvious split is perfect at one end and a disaster at the other. And the split that everybody uses hides errors that would crash a single process.
+# In many language models, the two largest matrices aren't in any of the transformer blocks. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split these two matrices so that *both* ends of the model need little communication? One obvious split is perfect at one end and a disaster at the other. And the split that everybody uses hides errors that would crash a single process.
 #
 # By the end of this chapter, your library will contain an embedding and an output layer. You need chapters 03 and 04. About 75 minutes.
 
@@ -32,7 +32,7 @@ from tplab.tensor import (
 )
 
 # %% [markdown]
-# If every GPU stored both matrices of Llama 3 405B in full, these two matrices alone would fill most of the GPU's 80 GB:
+# Suppose you train Llama 3 405B with Adam, and every GPU stores both matrices in full. Then the weights, gradients, and optimizer states of these two matrices alone would fill most of an 80 GB GPU:
 
 
 # %%
@@ -184,7 +184,7 @@ predict("7.b", one_hot_MB=206, vectors_MB=3)
 # %% [markdown]
 # Multiplying the table by a one-hot vector only copies a single row, so let's copy this row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. The row of an ID in this range is row `ID - start` of the rank's shard. All other IDs are **foreign** to this rank, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign ID, the rank first looks up *some* row that does exist. Then it replaces the vector of the foreign ID with zeros.
 #
-# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the IDs 5 and 2, and for a foreign ID, it looks up row 0. Which two rows of *its own shard* does rank 1 look up? What does it contribute to the first element of each vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
+# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the IDs 5 and 2, and for a foreign ID, it looks up row 0 of its shard. Which two rows of *its own shard* does rank 1 look up? What does it contribute to the first element of each vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
 
 # %% predict="7.c"
 predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
@@ -222,7 +222,7 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 check("7.2", parallel_lookup)
 
 # %% [markdown]
-# The backward pass of the look-up doesn't need any messages. Every rank already has the full gradient of $X$, and it adds the gradients of its own tokens to the rows of its shard. But doesn't row 0 also get a gradient for every foreign ID? A reviewer of DeepSeek-V3's inference code suspected that it does (pull request 834). It doesn't, because the second `masked_fill` replaces the vectors of foreign IDs with zeros, so no gradient flows back through them.
+# The backward pass of the look-up doesn't need any messages. Every rank already has the full gradient of $X$, so it can compute the gradient of its shard without the other ranks. The gradient of a row is the sum of the gradients of all the vectors that were copied from it. But doesn't row 0 of the shard also get a gradient for every foreign ID? A reviewer of DeepSeek-V3's inference code suspected that it does (pull request 834). It doesn't, because the second `masked_fill` replaces the vectors of foreign IDs with zeros, so no gradient flows back through them.
 #
 # ## A vocabulary that can't be divided
 #
@@ -301,7 +301,7 @@ viz.table(rows)
 # %% [markdown]
 # You get zeros without any warning, and the training run goes on. A rank that doesn't have the row of an ID assumes that another rank has it. The ID 10 is even worse. On four ranks, our table of ten words is padded to twelve rows, so the ID 10 finds a padding row, and the model trains this row. You won't notice anything until you load a checkpoint, which stores only the ten real rows.
 #
-# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But then you wouldn't even get an error on a single GPU anymore! SGLang's developers chose a better fix. In about 1% of its runs, one of their tests drew the ID 32,000, although their vocabulary had only 32,000 tokens. They fixed the test and added a check that raises an error for such IDs (pull request 27482, June 2026).
+# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But then you wouldn't even get an error on a single GPU anymore! SGLang's developers chose a better fix. One of their tests drew the ID 32,000 in about 1% of its runs, although the largest ID of a vocabulary with 32,000 tokens is 31,999. They fixed the test and added a check that raises an error for such IDs (pull request 27482, June 2026).
 
 # %% tags=["setup"]
 from tplab.tensor import Block, Sharding, init_parameter
@@ -394,7 +394,7 @@ with show_failure():
 # %% [markdown]
 # <details><summary>Going deeper: how to check IDs on a GPU without waiting for it</summary>
 #
-# The statement `if wrong.any()` needs its answer on the CPU. If the IDs are on a GPU, the CPU has to stop and wait for this answer in every step, although it would normally run ahead and launch the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay. The vector of a wrong ID becomes NaN right away, so nobody can mistake it for a result. Meanwhile, the first wrong ID and its position are copied to the CPU in the background, and the *next* call raises the error.
+# The statement `if wrong.any()` needs its answer on the CPU. If the IDs are on a GPU, the CPU has to stop and wait for this answer in every step, although it would normally run ahead and launch the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay. The vector of a wrong ID becomes NaN right away, so it can't be mistaken for a result. Meanwhile, the first wrong ID and its position are copied to the CPU in the background, and the *next* call raises the error.
 #
 # </details>
 #
@@ -613,7 +613,7 @@ for rank, seen in enumerate(broken):
 viz.table(rows)
 
 # %% [markdown]
-# The loss *improves*, so no loss curve will ever warn you. Each rank trains its own body, with gradients that come only from its own tokens, so there are two different bodies by now. But a checkpoint contains only one of them. For the same text, the model on two ranks, the checkpoint of rank 0, and the checkpoint of rank 1 have three different losses, although all three losses should be equal.
+# The loss is *lower* than the correct loss, so the loss curve doesn't warn you. Each rank trains its own body, with gradients that come only from the logits of its own rows, so after 150 steps, there are two different bodies. But a checkpoint contains only one of them. For the same text, the model on two ranks, the checkpoint of rank 0, and the checkpoint of rank 1 have three different losses, although all three losses should be equal.
 #
 # Why is the checkpoint of rank 1 so much worse? Frequent words have low IDs, so their rows are all on rank 0, and the body of rank 1 never learned to predict these words. Apple's library for memory-efficient losses had the same bug, because it didn't sum the gradient of $Y$ across ranks (apple/ml-cross-entropy pull request 42, May 2025).
 
@@ -625,7 +625,7 @@ symptoms(7)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, MaxText, vLLM</summary>
 #
-# - **Megatron-Core** has a class with the same name, `VocabParallelEmbedding`, in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple of 128. In July 2024, a user quoted a version of this class that checked all IDs with an `assert` (issue 926). Release 0.19.2 doesn't check the IDs.
+# - **Megatron-Core** has a class with the same name, `VocabParallelEmbedding`, in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple, which is 128 by default. In July 2024, a user quoted a version of this class that checked all IDs with an `assert` (issue 926). Release 0.19.2 doesn't check the IDs.
 #
 # - **Padding in the softmax.** In the same release of Megatron-Core, the loss function `vocab_parallel_cross_entropy` doesn't mask the logits of padding rows, so the softmax includes them. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. The padding rows also get gradients, so they learn, too.
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 08 · The vocabulary-parallel loss
 #
-# At each position of a text, the last layer of a GPT computes a score for every token of the vocabulary. These scores are called **logits**, and the tensor of logits is often the largest tensor in a training step. If you gather the logits, every rank receives all of them and even stores several copies. In this chapter, you'll compute the same loss without gathering the logits. Instead of this huge tensor, the ranks will send only three numbers per position.
+# At each position of a text, the last layer of a GPT computes a score for every entry of the vocabulary. These scores are called **logits**, and the tensor of logits is often the largest tensor in a training step. If you gather the logits, every rank receives all of them and even stores several copies. In this chapter, you'll compute the same loss without gathering the logits. Instead of this huge tensor, the ranks will send only three numbers per position.
 #
 # By the end of this chapter, your library will compute the loss for GPT-2's vocabulary on two processes. You need chapters 03 and 07. About 75 minutes.
 
@@ -46,13 +46,13 @@ viz.matrices({"rank 0": z[:2], "rank 1": z[2:]})
 predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
 
 # %% [markdown] task="8.1" title="Log-sum-exp for two numbers per token" difficulty=3 minutes=14
-# Write the first term of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. Your function has to follow these rules:
+# Write a function that computes the first term of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. Your function has to follow these rules:
 #
 # - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf, as long as each token has at least one finite logit. On some ranks, all the logits of a token may be -inf.
 #
 # - In the forward pass, each rank may pass at most two numbers per token to collectives. The backward pass sends nothing.
 #
-# - You don't have to write a backward pass, because autograd can compute the gradient of the logits through your function.
+# - You don't have to write a backward pass, because autograd can differentiate your function with respect to the logits.
 #
 # You may use `reduce_from_region` (g) and `gather_from_region` from chapter 03, and any collective from `dist`. Start with the simplest solution that you can think of, and let the check tell you what's wrong with it.
 
@@ -80,7 +80,7 @@ def vocab_logsumexp(logits, group=None):
 check("8.1", vocab_logsumexp)
 
 # %% [markdown]
-# Of course the ranks have to add up their exponentials. But why do they also have to subtract a maximum? In the next cell, two ranks compute a log-sum-exp in float32 in three ways. Each rank has three of the logits.
+# Of course the ranks have to add up their exponentials. But why do they also have to subtract a maximum? In the next cell, two ranks compute a log-sum-exp in float32 in three ways. Both ranks start from the same three logits. Each row of the table adds one number to the logits of rank 0 and another number to the logits of rank 1.
 
 
 # %%
@@ -119,7 +119,7 @@ viz.table(rows)
 #
 # The second term of the loss is the target's logit $z_t$. Exactly one rank has this logit, so the other ranks contribute a 0, just as in your embedding in chapter 07. In total, each rank now contributes three numbers per token: its maximum, its sum of exponentials, and either the target's logit or a 0.
 #
-# Autograd could now compute the gradient of this loss for you, but you can do better by hand. The gradient of the loss with respect to a logit $z_j$ is surprisingly simple:
+# Autograd could now compute the gradient of this loss for you, but a backward pass that you write by hand needs less memory. The gradient of the loss with respect to a logit $z_j$ is surprisingly simple:
 #
 # $$\frac{\partial\,\text{loss}}{\partial z_j} \;=\; \mathrm{softmax}(z)_j - \begin{cases}1 & \text{if } j = t\\ 0 & \text{otherwise}\end{cases}$$
 #
@@ -252,7 +252,7 @@ measured = {name: launch(measure, 2, args=(way,))[0] for name, way in ways.items
 viz.table([{"p = 2": name} | row for name, row in measured.items()])
 
 # %% [markdown]
-# Your function sends 12 KB instead of 134 MB, because the size of its messages doesn't depend on the size of the vocabulary.
+# Your function sends 12 KB instead of 134 MB, because the size of its messages doesn't depend on the size of the vocabulary. It also needs less than half of the memory, because no rank ever stores a tensor with all the logits.
 #
 # If you've read the Megatron-LM paper (Shoeybi et al. 2019), you may wonder why we need three all-reduces. According to the paper, fusing the last matmul with the loss reduces the communication from $b \times s \times v$ to $b \times s$ numbers, but your function sends three times as many. There's no contradiction, because the paper only gives the order of magnitude. Megatron-LM's code sends the same three numbers per token as your function.
 #
@@ -260,7 +260,7 @@ viz.table([{"p = 2": name} | row for name, row in measured.items()])
 #
 # Before you can use your loss in a real training run, it has to handle two more cases.
 #
-# - **Padding.** In chapter 07, we padded the table with rows that don't belong to any token, so some columns of the logits don't belong to any ID. The softmax must not give these columns any probability.
+# - **Padding.** In chapter 07, we padded the table with additional rows, so some columns of the logits don't belong to any ID. The softmax must not give these columns any probability.
 #
 # - **Ignored tokens.** Some tokens shouldn't count toward the loss, for example because they're part of the user's question. The target of such a token is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and the mean loss includes only the tokens that *do* count.
 #
@@ -482,7 +482,7 @@ target = torch.randint(8, (6,), generator=generator)
 compare(as_shipped, logits, target)
 
 # %% [markdown]
-# You don't need to know the correct loss to see that something is wrong. The two ranks have computed two different losses for the same tokens, and that can't be right.
+# You don't need to know the correct loss to see that something is wrong. On two ranks, you get two different losses for the same tokens, and on four ranks, you get four. That can't be right.
 #
 # **Predict.** Would you have noticed this bug in the first loss of a training run? Suppose all logits are 0. Do the ranks agree on the loss, and is the loss correct? (Write `True` or `False` for each question.)
 
@@ -546,7 +546,7 @@ symptoms(8)
 #
 # <details><summary>Going deeper: two messages, GRPO, overwritten logits, and no logits at all</summary>
 #
-# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them into the same message. If you only need the mean loss, you don't have to send $z_t - m$ for each token, because its sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, sends the sum of the exponentials and the target's logit in a single message.
+# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them into the same message. And if you only need the mean loss, you don't have to send the target's logit (after the maximum has been subtracted, so $z_t - m$) for each token, because the sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, sends the sum of the exponentials and the target's logit in a single message.
 #
 # - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) saves memory by overwriting the logits, if they're in float32. It first overwrites them with their exponentials and then with the gradient. This saves a whole shard, but the caller loses the logits. In May 2025, somebody proposed copying the logits first (pull request 1594, still open). The function doesn't raise an error if a target isn't in the vocabulary.
 #

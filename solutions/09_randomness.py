@@ -61,7 +61,7 @@ viz.table([{"run": name, "rank": rank, "text": repr(seen)}
            for name, run in runs.items() for rank, seen in enumerate(run)])  # fmt: skip
 
 # %% [markdown]
-# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks wrote different texts. But each rank stores only half of every embedding row. When the two ranks looked up different bytes and gathered the two halves, the row they got belonged to neither byte. So *neither* text is what the model would have generated on a single rank.
+# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks wrote different texts. But each rank stores only half of every row of the table. When the two ranks looked up different bytes and gathered the two halves, the row they got belonged to neither byte. So *neither* text is what the model would have generated on a single rank.
 #
 # You might conclude that all ranks should use the same seed, and that no rank should ever draw a random number on its own. But what about **dropout**? With a rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
 #
@@ -135,7 +135,7 @@ viz.masks(masks)
 # %% [markdown]
 # The masks for `after_g` are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their copies equal.
 #
-# The masks for `inside` are wrong. There, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, every rank uses the same random numbers, but a single process would have drawn four times as many different numbers. As a result, the fraction of elements that survive dropout varies too much from token to token. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
+# The masks for `inside` are wrong. Inside the MLP, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, all four ranks use the same numbers, so the large tensor gets only a quarter as many different random numbers. As a result, the fraction of elements that survive dropout varies too much from token to token. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
 #
 # ## Three streams
 #
@@ -144,8 +144,10 @@ viz.masks(masks)
 # | random stream | what's drawn from it | which ranks draw the same numbers |
 # |---|---|---|
 # | `init` | initial values, as in exercise 4.4 | all ranks of all replicas |
-# | `replicated` | masks for tensors that every rank has in full | the ranks of one replica, no matter how many there are |
+# | `replicated` | masks for tensors that every rank has in full | the ranks of one replica (the numbers don't depend on how many ranks there are) |
 # | `sharded` | masks for a rank's own shard of a tensor | no two ranks |
+#
+# In exercise 9.1, the ranks of a replica had to draw different initial values for `shard`, because each rank drew only its own shard. With the stream `init`, each rank draws the full weight and keeps only its own shard, as in exercise 4.4, so all ranks can draw the same numbers.
 #
 # How should you choose the seeds? Suppose you use `seed + 1` for the stream `replicated` and `seed + rank` for the stream `sharded`. On rank 1, these two seeds are the same, so rank 1 would draw the same numbers from both streams. The next cell shows a different trap:
 
@@ -194,7 +196,7 @@ viz.table([{"replica": copy, "rank": rank} | stream_seeds(1234, rank, 2, copy=co
 # %% [markdown]
 # ## Swap the state
 #
-# You can't tell `F.dropout` which random stream to use, because it always draws from torch's default generator. So before dropout, you have to copy the stream's state into the default generator, and after dropout, you have to restore the default generator's previous state. We'll call the state of the default generator torch's **current state**. It's just a tensor of bytes. The two functions below read and write it.
+# You can't tell `F.dropout` which random stream to use, because it always draws from torch's default generator. So before dropout, you have to copy the stream's state into the default generator, and after dropout, you have to store the stream's new state and restore the default generator's previous state. We'll call the state of the default generator torch's **current state**. It's just a tensor of bytes. The two functions below read and write it.
 
 
 # %% tags=["setup"]
@@ -299,7 +301,7 @@ check("9.3", RNGTracker)
 # %% [markdown]
 # Let's try your tracker and your seeds on two ranks. In each of two steps, every rank draws three dropout masks: one from torch's current state, one from the stream "replicated", and one from the stream "sharded". Between the two steps, rank 0 draws an extra random number for a log message.
 #
-# **Predict.** For each of the three masks in step 2, is it the same on both ranks? (Write `True` or `False`.)
+# **Predict.** Which of the three masks are the same on both ranks in step 2? (Write `True` or `False` for each of them.)
 
 # %% predict="9.b"
 predict("9.b", current=False, replicated=True, sharded=False)
@@ -589,7 +591,7 @@ def table_of(run_again):
 table_of(torchs_own)
 
 # %% [markdown]
-# With your tracker's streams, half of the gradient's elements are wrong. Torch doesn't know about your tracker, so in the recomputation, dropout draws the stream's next numbers instead of repeating the numbers of the first run. Whenever an element of $x$ is kept in one run and dropped in the other one, its gradient is wrong. You wouldn't notice this bug, because the loss is still correct.
+# With your tracker's streams, half of the gradient's elements are wrong. Torch doesn't know about your tracker, so in the recomputation, dropout draws the stream's next numbers instead of repeating the numbers of the first run. Whenever an element of $x$ is kept in one run and dropped in the other one, its gradient is wrong. You wouldn't notice this bug at first, because the forward pass is still correct, and so is the loss of the first step.
 #
 # To solve this problem, you can use `context_fn`, an argument of `torch_checkpoint`. You pass it a function that takes no arguments and returns two context managers. Torch enters the first context manager for the first run and the second one for the recomputation. If you don't need one of them, use `nullcontext()`, a context manager that does nothing.
 
@@ -675,7 +677,7 @@ viz.table([{"p": p, "checkpointed": on} | launch(one_pass, p, args=(on,))[0]
            for p in (1, 2, 4) for on in (False, True)])  # fmt: skip
 
 # %% [markdown]
-# A checkpointed block stores only its input `x`, which has the same size on any number of ranks. The price is that both g's run a second time, so the backward pass contains two more all-reduces.
+# A checkpointed block stores only its input `x`, which has the same size on any number of ranks. The price is a second forward pass. Both g's run again in this forward pass, so the backward pass contains two more all-reduces.
 
 # %%
 symptoms(9)
@@ -685,7 +687,7 @@ symptoms(9)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, checkpoints, and what "the same model" means</summary>
 #
-# - **Megatron-Core** has a tracker like yours in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it also refuses names and seeds that are already taken. Instead of a stream "replicated", Megatron-Core uses torch's default generator. The seed of the stream for sharded tensors is `seed + 2718 + rank`, and a comment says that 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they use the same mask, although they train on different texts. A single process would use a different mask for each text. Still, repeating a mask across replicas does less harm than repeating it within a replica.
+# - **Megatron-Core** has a tracker like yours in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it also refuses names and seeds that are already taken. Instead of a stream "replicated", Megatron-Core uses torch's default generator. The seed of the stream for sharded tensors is `seed + 2718 + rank`, and a comment says that 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they use the same mask, although they train on different texts. A single process would use a different mask for each text.
 #
 # - **Text generation.** In OpenAI's reference implementation of gpt-oss, each rank samples the next token on its own. If one rank ever draws an extra random number, the ranks generate different texts, just like the two ranks at the beginning of this chapter (openai/gpt-oss issue 270, August 2026).
 #

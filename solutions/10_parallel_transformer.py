@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · The parallel transformer
 #
-# You've built an attention layer, an MLP, an embedding, and a loss that run on any number of ranks. But a transformer also has norms, biases, dropout, and residual connections. Do the ranks have to communicate for any of these? They don't, if you put each operation in the right place. But it's surprisingly easy to pick a wrong one.
+# You've built an attention layer, an MLP, an embedding, and a loss that run on any number of ranks. But a transformer also has norms, biases, dropout, and residual connections. Do the ranks have to communicate for any of these? They don't, if you put each operation in the right place. But it's surprisingly easy to pick the wrong place.
 #
 # By the end of this chapter, your GPT will train on two processes with the same loss as plain PyTorch, and it will write some Python. You need chapters 04 to 09. About 75 minutes, plus 10 minutes for an optional section.
 
@@ -28,7 +28,7 @@ from tplab.tensor import load_full_state_dict, reduce_from_region
 # %% [markdown]
 # ## The residual stream
 #
-# A transformer layer consists of two blocks, attention and an MLP. A block never replaces its input $x$. It computes something from $x$ and *adds* the result to $x$, and the next block does the same with the sum. This running sum, which passes through the whole model, is called the **residual stream**.
+# A **transformer layer** consists of two **blocks**, an attention block and an MLP block. (In chapters 06 and 09, we called the entire layer a block.) A block never replaces its input $x$. It computes something from $x$ and *adds* the result to $x$, and the next block does the same with the sum. This running sum, which passes through the whole model, is called the **residual stream**.
 #
 # Suppose two ranks have the full $x = [3, 4]$, but only partial sums of the block's output, $[1, 0]$ on rank 0 and $[0, 2]$ on rank 1. The full output is $[1, 2]$, so the residual stream should become $[4, 6]$. The operator g adds up the partial sums. Should a rank add $x$ before it calls g, or afterward?
 #
@@ -172,7 +172,7 @@ print(stream)
 #
 # Megatron-Core has a switch for a float32 residual stream, `fp32_residual_connection`. After each block, a single function adds the final bias, applies dropout, and adds the residual, so that a GPU can run all three operations as one. To make this possible, a block with the option `skip_bias_add` returns its output and its final bias as two separate tensors.
 #
-# The next cell contains our own version of this function, with a bug that Megatron-Core shipped, and measures the error after 48 layers.
+# The next cell contains our own version of this function, with a bug that Megatron-Core shipped. The cell runs 48 layers, with the switch off and with the switch on, and measures the largest error in the residual stream.
 
 # %% tags=["setup"]
 from tplab.tensor import dropout  # dropout with the random states from chapter 09
@@ -255,7 +255,7 @@ viz.table(switched(bias_dropout_add))
 #
 # - A **decoder layer with cross-attention** has a third block between the other two, which reads the memory from chapter 06. Like the other two blocks, it has a norm and a residual connection. Its norm is only applied to $x$, not to the memory.
 #
-# In the very first transformer, the norms came after the residuals were added (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the next block reads the output of a norm, and the same output is also this block's residual. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. Megatron calls this option `apply_residual_connection_post_layernorm`.
+# In the very first transformer, the norms came after the residuals were added (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the output of a norm is used twice, as the input of the next block and as the residual of the next block. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. (Only the norm before the very first block is new, because the original transformer had no norm there.) Megatron calls this option `apply_residual_connection_post_layernorm`.
 
 # %% tags=["setup"]
 # nn.LayerNorm, but it computes in the dtype of its input
@@ -267,7 +267,7 @@ from tplab.tensor import ParallelAttention, ParallelMLP
 #
 # - `self.attention(x, key_padding_mask=..., rng=...)` is self-attention. `self.cross_attention(x, memory, key_padding_mask=..., rng=...)` reads the memory. Without cross-attention, `self.cross_attention` is `None`. `self.mlp(x)` takes no other arguments.
 #
-# - A `key_padding_mask` is `True` wherever a *key* belongs to a padding token. Which of the two masks does each kind of attention need?
+# - `forward` receives two masks, one for the padding tokens of $x$ and one for the padding tokens of the memory. Both kinds of attention take a mask as their `key_padding_mask`, which has to be `True` wherever a *key* belongs to a padding token. Which of the two masks does each kind of attention need?
 #
 # - Attention also applies dropout to its weights, for which it needs the tracker `rng`. For the dropout after each block, call your `bias_dropout_add` with the rate `self.hidden_dropout`.
 #
@@ -653,7 +653,7 @@ check("10.5", best_token)
 
 
 # %% [markdown]
-# Now let your model write! With the weights you've just trained, it continues three prompts on one, two, and four ranks.
+# Now let your model write! With the trained weights of the plain PyTorch model, it continues three prompts on one, two, and four ranks, and the table compares the texts with those of plain PyTorch.
 
 
 # %%
@@ -780,6 +780,8 @@ def gpt2_plan():
 check("10.6", gpt2_plan)
 
 # %% [markdown]
+# The next cell converts the trained weights to GPT-2's format, loads them on two ranks with the help of your table, and computes the loss.
+#
 # **Predict.** Suppose you forget to transpose one of the four weights. For which weight does the checkpoint still load without an error? (Write its name.)
 
 # %% predict="10.h"
@@ -836,7 +838,7 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss}
            for name, loss in zip(names, losses, strict=True)])  # fmt: skip
 
 # %% [markdown]
-# `attn.c_proj.weight` is square, so its shape doesn't reveal the mistake. So always compare the logits of a loaded model with those of the original.
+# `attn.c_proj.weight` is square, so its shape doesn't reveal the mistake. That's why you should always compare the logits of a loaded model with those of the original.
 #
 # ## In the wild
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 · What communication costs
 #
-# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each of them. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll hide half of these messages with a few lines of code. You'll also learn to predict how many GPUs a layer can keep busy, before you rent a single GPU.
+# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each of them. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll learn how to hide half of these messages behind a matmul, with just a few lines of code. You'll also learn to predict how many GPUs a layer can keep busy, before you rent a single one.
 #
 # You need chapters 04 and 05, and exercise 1.4. About 75 minutes.
 
@@ -69,7 +69,7 @@ title = "one column-parallel layer, forward and backward, on two ranks"
 viz.overlap({"chapter 04": before}, title=title)
 
 # %% [markdown]
-# The first `mm` is the matmul of the forward pass. The other two belong to the backward pass. One of them computes the gradient of the weight, and the other one computes the gradient of $x$, which f has to sum over the ranks. In the red part, the rank is waiting for this sum and has nothing to do. We call this waiting time **exposed** communication. If the rank computed something else in the meantime, the communication would be **hidden**.
+# The first `mm` is the matmul of the forward pass. The other two belong to the backward pass, and they compute the gradient of the weight and the gradient of $x$. Only after both of them does f start to sum the gradient of $x$ over the ranks. In the red part, the rank is waiting for this sum and has nothing to do. We call this waiting time **exposed** communication. If the rank computed something else in the meantime, the communication would be **hidden**.
 #
 # **Predict.** Suppose that each matmul of the backward pass takes 5 ms, and the message takes 3 ms. How long does the backward pass take if the rank starts the message and then waits for it right away? How long does it take if the message travels *while* the rank computes the gradient of the weight? And how long does the second version take if the message takes 8 ms instead of 3 ms?
 
@@ -120,7 +120,7 @@ start = {"message": 8, "step": 4}
 viz.play(on_the_clock, message=(2, 4, 8, 16, 32), start=start, seconds=2)
 
 # %% [markdown]
-# You've just hidden a message that takes *longer* than any of the matmuls. The trick was to find work that nothing else is waiting for, and to do this work while the message is on its way. This trick takes memory, because the rank has to keep $dY$ until it has computed `dB`.
+# You've just hidden a message that takes *longer* than any of the matmuls. The trick was to find work that nothing else is waiting for, and to do this work while the message is on its way. It does cost some memory, though, because the rank has to keep $dY$ until it has computed `dB`.
 #
 # ## Send while you multiply
 #
@@ -199,9 +199,9 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# In the last two rows, the link isn't slowed down, so these rows show what you really gain on this machine. When two processes on the same machine send each other a message, the cores have to copy it from one place in memory to another. The same cores also compute the matmuls, so a layer that waits less isn't necessarily faster. (Some of your gain has nothing to do with waiting. In the backward pass, chapter 04's layer copies the gradient of $x$ before it sums it, and your layer doesn't.)
+# In the last two rows, the link isn't slowed down, so these rows show what you really gain on this machine. When two processes on the same machine send each other a message, the cores have to copy it from one place in memory to another. The same cores also compute the matmuls, so a layer that waits less isn't necessarily faster. (Some of your gain has nothing to do with waiting. In the backward pass, chapter 04's layer copies the gradient of $x$ before the all-reduce, and your layer skips this copy.)
 #
-# On GPUs, you can gain more from hiding your messages. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
+# On GPUs, hiding your messages usually pays off more. Like the slow link above, a GPU's links can transfer a message while the GPU computes. But it's not quite free, because NCCL keeps a few of the GPU's multiprocessors busy, and multiprocessors are the units that run the matmuls.
 #
 # ## What does a message cost?
 #
@@ -225,7 +225,7 @@ rows = launch(messages_of_a_step, 2)[0]
 viz.table(rows, title="all-reduces in a step of a GPT with three layers and h = 32")
 
 # %% [markdown]
-# Each attention block and each MLP sends one message of $b \cdot s \cdot h$ elements in the forward pass and one in the backward pass. That makes four messages per layer. The embedding and the output layer add one message each. All the other messages belong to the loss, which sends only a few elements per token.
+# Each attention block and each MLP sends one message of $b \cdot s \cdot h$ elements in the forward pass and one in the backward pass. That makes four messages per layer. The embedding and the output layer add one message each. For our three layers, that's $4 \cdot 3 + 2 = 14$ large messages. The table lists them as 32·b·s, because $h = 32$. All the other messages belong to the loss, which sends only a few elements per token.
 #
 # How long does such a message take? In chapter 01, you found that a ring all-reduce of $N$ bytes takes $2(p-1)$ steps and that each step takes $\alpha + \beta N / p$. Here, $\alpha$ is the latency of the link, and $1/\beta$ is its bandwidth. The table below lists both values for a few links, per GPU and direction:
 
@@ -237,7 +237,7 @@ viz.table([{"link": name, "alpha [µs]": f"{1e6 * link.alpha:.1f}",
                 "InfiniBand connects machines")  # fmt: skip
 
 # %% [markdown]
-# **Predict.** In GPT-3, a message contains $2048 \cdot 12288$ elements for each sequence. With 2 bytes per element, that's 50,331,648 bytes. Suppose that 8 ranks all-reduce this message over NVLink 3. How many steps does the ring need, one after the other, and how many microseconds do all these steps take in total?
+# **Predict.** In GPT-3, a message contains $2048 \cdot 12288$ elements for each sequence. With 2 bytes per element, that's 50,331,648 bytes. Suppose that 8 ranks all-reduce this message over NVLink 3. How many steps does the ring take, and how many microseconds does the whole all-reduce take?
 
 # %% predict="11.b"
 predict("11.b", steps=14, microseconds=341.2)
@@ -282,7 +282,7 @@ def layer_seconds(
 check("11.3", layer_seconds)
 
 # %% [markdown]
-# What does your formula predict for H100s? In the picture below, the percentages tell you how much of their time the GPUs spend computing. On which links does it pay off to split a layer across 8 GPUs? (In a DGX, NVLink connects only 8 GPUs, so $p = 16$ and $p = 32$ are hypothetical. But you'll soon meet a machine that connects 72.)
+# What does your formula predict for H100s? In the picture below, the percentages tell you how much of their time the GPUs spend computing. On which links does it pay off to split a layer across 8 GPUs? (In a DGX, which is NVIDIA's own server, NVLink connects only 8 GPUs, so the NVLink results for $p = 16$ and $p = 32$ are hypothetical. But you'll soon meet a machine that connects 72 GPUs.)
 
 
 # %% tags=["explore"]
@@ -300,7 +300,7 @@ names = ("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR")
 viz.explore(bars, link=names, h=(12288, 2048, 4096, 8192, 16384))
 
 # %% [markdown]
-# Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If the 8 GPUs were connected only by InfiniBand, with an adapter for each GPU, they would spend more than two thirds of their time waiting. That's why tensor parallelism usually stays within a machine.
+# Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If the 8 GPUs were connected only by InfiniBand, with one adapter per GPU, they'd spend more than two thirds of their time waiting, even for a layer as wide as GPT-3's ($h = 12288$). That's why tensor parallelism usually stays within a machine.
 #
 # ## How wide does a layer have to be?
 #
@@ -354,7 +354,7 @@ for name, link, p in (
 viz.table(rows)
 
 # %% [markdown]
-# With each new generation, the speed of GPUs has increased more than the speed of their links, so the same $p$ needs wider layers. In a rack that connects 72 GPUs over NVLink, you could choose $p = 72$, but we don't know of any model with layers that wide. (GPUs don't reach the peak rates in their data sheets. The table uses the rates that people have measured for large matmuls, except where it says "estimate". But it uses the full bandwidths of the links, so these widths are lower limits.)
+# With each new generation, the speed of GPUs has increased more than the speed of their links, so the same $p$ needs wider layers. In a rack that connects 72 GPUs over NVLink, you could choose $p = 72$, but we don't know of any model whose layers are wide enough for that. (GPUs don't reach the peak rates in their data sheets. The table uses the rates that people have measured for large matmuls, except where it says "estimate". But it uses the full bandwidths of the links, so the widths that you really need are larger.)
 #
 # <details><summary>Going deeper: a switch that adds</summary>
 #
@@ -404,7 +404,7 @@ viz.against(ratios, title="28 published speeds on A100s, and the model")
 #
 # In this section, you'll fix a function that averages buffers of gradients over all ranks. Two of its lines come from the translation toolkit OpenNMT-py, where they were added in October 2022. The developers chose `async_op=True` for these lines, because that made training faster.
 #
-# In January 2023, a user pointed out that something was wrong with these two lines. A maintainer wasn't sure that this was a bug, because nothing ever failed. But in March, somebody reported that a model gave worse translations if it had been trained on several GPUs instead of a single one. Two days later, a first comparison of both versions proved the user right, and `async_op` was turned off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
+# In January 2023, a user pointed out that something was wrong with these two lines. A maintainer wasn't sure that this was a bug, because nothing ever failed. But in March, there was a report that a model gave worse translations if it had been trained on several GPUs instead of a single one. Two days later, a first comparison of the code with and without `async_op` proved the user from January right, and `async_op` was turned off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
 #
 # **Predict.** Rank 0 has a 2 in its buffer, and rank 1 has a 6. Suppose that rank 0 divides by 2 just *before* its buffer is sent, but rank 1 divides by 2 *after* the sum has arrived. Which numbers do the two ranks end up with? Does anything raise an error?
 

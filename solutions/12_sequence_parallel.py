@@ -11,7 +11,7 @@
 #
 # You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. If you train GPT-3 on 8 GPUs, these activations are almost half of what each GPU saves per layer for the backward pass, and adding more GPUs won't make them any smaller.
 #
-# In this chapter, you'll split an all-reduce into its two halves and work in between, so that each rank only does its share. You'll often read that this doesn't cost any extra communication. We'll see whether that's true. You need chapters 01, 03, 09, and 10. About 75 minutes.
+# In this chapter, you'll split each all-reduce into its two halves and do this repeated work between them, where each rank only has to do its share. You'll often read that this doesn't cost any extra communication. We'll see whether that's true. You need chapters 01, 03, 09, and 10. About 75 minutes.
 
 # %% tags=["setup"]
 from functools import partial
@@ -83,7 +83,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # </details>
 #
-# Now it's your turn. Below is the kind of block you know from chapter 10. Its module `inner` is either attention or an MLP. It needs all the tokens, and it returns this rank's partial sum (its *term*) of the output, without the final bias.
+# Now it's your turn. Below is the kind of block you know from chapter 10. Its module `inner` is either attention or an MLP. `inner` needs all the tokens, and it returns this rank's *term* of the output, which is a partial sum without the final bias.
 #
 # ```python
 # def forward(self, x, rng=None):          # x [b, s, h], the same on every rank
@@ -212,7 +212,7 @@ class ReduceScatterToSequence(Function):
 check("12.2", GatherFromSequence, ReduceScatterToSequence)
 
 # %% [markdown]
-# So the backward pass of the gather is a reduce-scatter, and the backward pass of the reduce-scatter is a gather. In both passes of a block, a reduce-scatter and an all-gather replace one all-reduce. That's why the ranks send as many bytes as before.
+# So the backward pass of the gather is a reduce-scatter, and the backward pass of the reduce-scatter is a gather. With f and g, a block runs one all-reduce in each pass. Now it runs a reduce-scatter and an all-gather in each pass instead, so the ranks send exactly as many bytes as before.
 #
 # ## Whose gradient is it?
 #
@@ -390,7 +390,7 @@ print(
 # %% [markdown]
 # ## The bill
 #
-# How much memory did we save? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Of these bytes, $24 + 5as/h$ belong to activations inside attention and the MLP. Tensor parallelism splits these activations across the ranks, so each rank saves only a $p$-th of them. The other 10 bytes store the inputs of the norms and matmuls and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
+# How much smaller have the saved activations become? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Of these bytes, $24 + 5as/h$ belong to activations inside attention and the MLP. Tensor parallelism splits these activations across the ranks, so each rank saves only a $p$-th of them. The other 10 bytes store the inputs of the two norms, the input of each block's first matmul, and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
 #
 # **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$ and tensor parallelism alone, how many bytes per element does each rank save for the backward pass? How many bytes per element does each rank save if you add sequence parallelism, which splits the other 10 bytes across the ranks as well? How many bytes per element are left if each rank also recomputes the attention scores in the backward pass instead of saving them?
 
@@ -416,7 +416,7 @@ viz.explore(
 )
 
 # %% [markdown]
-# That's the theory. Now let's measure how much memory a layer made of *your* blocks really saves.
+# That's the theory. Now let's measure how many bytes a layer made of *your* blocks really stores for the backward pass.
 
 
 # %%
@@ -469,9 +469,9 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block,))[0]
            for name, block in blocks.items()], title=title)  # fmt: skip
 
 # %% [markdown]
-# In this layer, $5as/h = 20$, so you'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. They send exactly as many bytes as the tensor-parallel blocks, but they save 16.5 bytes per element. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
+# In this layer, $5as/h = 20$, so you'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. Your blocks send exactly as many bytes as the tensor-parallel blocks, but they save 16.5 bytes per element instead of 13.5. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
 #
-# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, and each of them sends half as many bytes as an all-reduce. So the layer now sends as much as five all-reduces instead of four. In other words, if you want *all* the saved activations to shrink with $p$, you have to send 25% more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
+# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, and each of them sends half as many bytes as an all-reduce. So the layer now sends as much as five all-reduces instead of four. That answers the question from the beginning of this chapter. Sequence parallelism itself doesn't cost any extra communication, but if you want *all* the saved activations to shrink with $p$, you have to send 25% more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #
@@ -483,7 +483,7 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block,))[0]
 #
 # In January 2024, someone who had read the source code of nanotron, a training library, asked whether the backward pass of its row-parallel layer was correct (huggingface/nanotron issue 46). To save time, the layer started a matmul before a message had arrived. In May, another user compared the gradient of the layer's input with the correct gradient, which no test had done before. On four ranks, only a quarter of this gradient was correct. The bug was fixed in July (pull request 172).
 #
-# **Predict.** The layer in the next exercise has the same bug, although it doesn't overlap communication with computation. Is the gradient of the layer's *own* weight correct? How many times does the backward pass communicate? (Write True or False, and a number.)
+# **Predict.** The layer in the next exercise has the same bug, although it doesn't overlap communication with computation. Read its `backward` before you answer. Is the gradient of the layer's weight correct? How many times does the backward pass communicate? (Write True or False, and a number.)
 
 # %% predict="12.d"
 predict("12.d", own_weight=True, messages=2)
@@ -537,7 +537,7 @@ check("12.4", RowParallelMatmul)
 #
 # Finally, let's leave out the sum of the partial gradients from exercise 12.3.
 #
-# **Predict.** If you leave out this sum, is the first loss correct? Does anything raise an error? Does the model still learn, so that its last loss is less than half of the first loss? (Write True or False, three times.)
+# **Predict.** If you leave out this sum, is the first loss correct? Does anything raise an error? Does the model still learn? (We'll say that it does if its last loss is less than half of its first loss. Write True or False, three times.)
 
 # %% predict="12.e"
 predict("12.e", first_loss_right=True, error=False, learns=True)
@@ -569,9 +569,11 @@ symptoms(12)
 #
 # - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server processes many requests at a time, and each request has a new token, so the server can split these tokens across ranks. vLLM has a compiler pass that replaces each all-reduce with a reduce-scatter and an all-gather (pull request 16155, April 2025).
 #
-# - **DTensor** knows how each tensor is split, so it can sum partial gradients automatically. But if you convert a DTensor into an ordinary tensor with `to_local()`, you have to specify whether the gradient of this tensor is partial. TorchTitan forgot to do this, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026). The next cell computes the gradients from prediction 12.b, first without the argument `grad_placements` and then with it.
+# - **DTensor** knows how each tensor is split, so it can sum partial gradients automatically. But if you convert a DTensor into an ordinary tensor with `to_local()`, you have to specify whether the gradient of this tensor is partial. TorchTitan forgot to do this, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026).
 #
 # </details>
+#
+# PyTorch's own sharded tensors, called DTensors, know how they're split. But even with a DTensor, you can forget to sum a partial gradient. The next cell computes the gradients from prediction 12.b with a DTensor, first without the argument `grad_placements` of `to_local` and then with it.
 
 
 # %%
@@ -599,7 +601,7 @@ for say_it in (False, True):
 # %% [markdown]
 # ## Your library so far
 #
-# Your library can now shard the activations that every rank has to store in full with tensor parallelism alone.
+# With tensor parallelism alone, every rank has to store some of the activations in full. Your library can now shard these, too.
 
 # %%
 from tplab.course import library

@@ -37,7 +37,7 @@ from tplab.pipeline.examples import ByteStage, in_units, timed
 #
 # Below, four processes train on a single batch. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
 #
-# **Predict.** How many times faster are these four ranks than a single rank that does all the work?
+# **Predict.** Compared with a single rank that does all the work, how many times as fast are these four ranks?
 
 # %% predict="13.a"
 predict("13.a", times_as_fast=1)
@@ -90,7 +90,7 @@ def as_schedule(lists):
 play(gpipe(2, 3))
 
 # %% [markdown]
-# A forward pass (F) takes one unit of time, and a backward pass (B) takes two, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as it has the necessary tensors. The forward pass of a micro-batch needs the previous rank's output. The backward pass of a micro-batch needs the gradient from the next rank. On each rank, it can only run after the forward pass of the same micro-batch.
+# A forward pass (F) takes one unit of time, and a backward pass (B) takes two, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as it has the necessary tensors. The forward pass of a micro-batch needs the previous rank's output. The backward pass of a micro-batch needs the gradient from the next rank, and it can't run before the same rank has finished the forward pass of this micro-batch.
 #
 # The **bubble** is the time that a rank spends idle, divided by the time that the same rank spends working.
 #
@@ -141,7 +141,7 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 as DAPPLE and as PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows recordings of GPipe and 1F1B on real ranks. Each machine stands for a rank, and each parcel stands for a micro-batch, which is blue in the forward pass and red in the backward pass.
+# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two different names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows recordings of GPipe and 1F1B on real ranks. Each machine stands for a rank, and each parcel stands for a micro-batch. The parcels are black in the forward pass and red in the backward pass.
 #
 # ![An animation of two pipelines, with GPipe above and 1F1B below. Each pipeline has four machines, which stand for ranks, and six parcels, which stand for micro-batches. Black parcels move to the right, and each machine puts a copy of the parcel on its shelf. In GPipe, all six parcels pile up on every machine's shelf before the first red parcel moves back to the left. In 1F1B, the last machine sends each parcel back as soon as it arrives, so the shelves of the four machines never hold more than four, three, two, and one parcels. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
@@ -157,7 +157,7 @@ play(schedule(4, 8))
 #
 # So are these explanations just wrong?
 #
-# **Predict.** Suppose that each micro-batch is a single sequence, that a batch may contain up to 64 sequences, and that the shelf of each of your four ranks has room for four of them. Without overfilling a shelf, how small can you make the bubble with GPipe? How small can you make it with your own schedule? (You may write fractions.)
+# **Predict.** Suppose that each micro-batch is a single sequence, that a batch may contain up to 64 sequences, and that you have four ranks, whose shelves have room for four micro-batches each. Without overfilling a shelf, how small can you make the bubble with GPipe? How small can you make it with your own schedule? (You may write fractions.)
 
 # %% predict="13.c"
 predict("13.c", gpipe=3 / 4, yours=3 / 64)
@@ -295,7 +295,7 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
 # %% [markdown] hints="13.3"
 # 1. Which kind of action needs a message from `rank - 1`, and which kind needs a message from `rank + 1`? Where do the inputs of the first rank come from? Which gradient does the last rank start its backward pass from? To store what `forward_stage` saved for each micro-batch, you can use a dictionary whose keys are the numbers of the micro-batches. Why shouldn't you wait for each send right away? What could the receiver be waiting for at that moment?
 # 2. Receive each message into a new tensor, `torch.empty_like(template)`, and wait for the message before you read the tensor. Start your sends without waiting for them, collect the objects that `channels.send` returns in a list, and wait for all of them at the end. On the last rank, pass a function to `forward_stage` that runs the stage and then computes the loss. Then the message is a single number, the micro-batch's loss. The loss of the batch is the mean of `m` such losses. What's the gradient of this mean with respect to each of these losses?
-# 3. To get `m`, count the forward passes in `actions`. On the last rank, the stage includes the loss, so write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, and append `value` to the list `losses`. There, the backward pass starts with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
+# 3. To get `m`, count the forward passes in `actions`. On the last rank, the stage includes the loss, so write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, and append `value` to the list `losses`. On this last rank, the backward pass starts with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
 
 # %% check="13.3"
 check("13.3", run_stage)
@@ -367,7 +367,7 @@ print(
 )
 
 # %% [markdown]
-# The three curves coincide, and the final weights agree to the last digits of a float64.
+# The three curves coincide, and the final weights agree except for rounding.
 #
 # Does a real pipeline look like your drawing? In the first picture, four processes run your schedule. They sleep instead of computing, but they exchange real messages. The second picture is a simulation of this schedule.
 
@@ -430,9 +430,9 @@ with show_failure():
 #
 # ## Fix it
 #
-# Until a send is complete, you may neither overwrite nor free the memory of the message.
+# So you shouldn't wait for each send right away. But then you have to be careful with the message, because until its send is complete, you may neither overwrite nor free its memory.
 #
-# To save memory, Megatron-LM used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. Whenever PyTorch reused the memory for a different tensor before NCCL had read the output, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, which has been merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
+# Even Megatron-LM got this wrong. To save memory, it used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. Whenever PyTorch reused the memory for a different tensor before NCCL had read the output, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, which has been merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
 #
 # You can reproduce such a bug on two ranks. Below, rank 0 writes a number into a buffer, starts to send the buffer, and then writes the next number without waiting. Meanwhile, rank 1 is busy with something else.
 #
@@ -536,7 +536,7 @@ title = "the most memory that a rank used, with 128 examples per micro-batch"
 viz.table(rows, title=title)
 
 # %% [markdown]
-# The table shows each rank's peak memory. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
+# The table shows each rank's peak memory. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more. This small increase comes from `run_stage`, which keeps all the messages it has sent until the end of the step. With the outbox, the increase disappears as well.
 #
 # <details><summary>Going deeper: a table at both ends</summary>
 #
@@ -607,19 +607,21 @@ symptoms(13)
 #
 # - **Megatron-Core** implements your schedule in `megatron/core/pipeline_parallel/schedules.py`, where the length of the warm-up is called `num_warmup_microbatches`. The function `deallocate_output_tensor` frees the values of an output, because the backward pass only needs the output's graph. Since pull request 4047, Megatron-Core doesn't free an output until its send is complete. The gradients of a tied table are added up in `finalize_model_grads.py`.
 #
-# - **DeepSpeed** had a related bug on the receiving side. In 2023, a user noticed that DeepSpeed's 1F1B keeps one buffer more than necessary. But if you simply removed this buffer, a received activation could overwrite a gradient that still had to be sent. So the developers removed the buffer and also swapped the order of these two messages (issue 2800, fixed by pull request 2862).
+# - **DeepSpeed** narrowly avoided a related bug on the receiving side. In 2023, a user noticed that DeepSpeed's 1F1B kept one more buffer than necessary. But if you simply removed this buffer, a received activation could overwrite a gradient that still had to be sent. So the developers removed the buffer and also swapped the order of these two messages (issue 2800, fixed by pull request 2862).
 #
 # - **PyTorch** has a package for pipelines, `torch.distributed.pipelining`. You wrap each part of the model in a `PipelineStage` and choose a schedule, such as `ScheduleGPipe`, `Schedule1F1B`, or `ScheduleZBVZeroBubble`. The option `scale_grads` applies the factor of 1/m that you applied in exercise 13.3.
 #
-# - **GPipe and PipeDream.** GPipe's authors saved memory in a different way. In their paper, each stage keeps only its input and recomputes all other activations in the backward pass. This is the checkpointing from chapter 09, and it makes each backward pass take 3 units of time. PipeDream already used the name 1F1B in 2019, but for a different schedule. That schedule doesn't wait for the end of a step, so it computes its gradients with older weights.
+# - **GPipe and PipeDream.** GPipe's authors saved memory in a different way. In their paper, each stage keeps only its input and recomputes all other activations in the backward pass. This is the checkpointing from chapter 09, and it makes each backward pass take 3 units of time. PipeDream already used the name 1F1B in 2019, but for a different schedule. That schedule never stops to wait for a whole batch, and it updates the weights again and again while micro-batches are still in the pipeline. So the weights that a gradient was computed with are already out of date when the gradient is applied.
 #
 # - **Two directions on NCCL.** It's convenient to have a process group for each direction, but separate groups alone don't rule out deadlocks. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. As an alternative, Megatron-LM can pair a send with a receive and start both of them as one batch. We've run this course's schedules over NCCL on ranks that share a single GPU, but not yet on several GPUs.
 #
-# - **More stages than ranks.** In total, each rank is idle for $p - 1$ times the time that a stage takes for one micro-batch. You can shorten this time by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can try this schedule below.
+# - **More stages than ranks.** In total, each rank is idle for as long as its stage takes for $p - 1$ micro-batches, forward and backward. You can shorten this time by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can try this schedule below.
 #
 # - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches contain more counted tokens than others, so the mean of the micro-batches' means isn't the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. `tplab.pipeline.Pipeline` computes the loss this way.
 #
 # </details>
+#
+# What happens if you have more stages than ranks? In the picture below, each rank holds $v$ small stages instead of a single large one. Try different values of $v$, and watch the bubble.
 
 
 # %% tags=["explore"]

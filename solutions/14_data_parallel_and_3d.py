@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 · Data parallelism and the 3D mesh
 #
-# In large training runs, many copies of the same model are trained at the same time. In this chapter, you'll make several copies learn as one, without storing the same optimizer state in each copy, which is the idea behind FSDP. Then you'll combine three kinds of parallelism on eight processes and decide which rank runs on which machine. If you make a bad choice, all the numbers are still correct, but each step takes longer, and no test will tell you why.
+# In large training runs, many copies of the same model are trained at the same time. In this chapter, you'll make several copies learn as one. Then you'll stop storing the same optimizer state in every copy, which is the first step toward FSDP. After that, you'll combine three kinds of parallelism on eight processes and decide which rank runs on which machine. If you make a bad choice, all the numbers are still correct, but each step takes longer, and no test will tell you why.
 #
 # You need chapters 10, 12, and 13. About 90 minutes.
 
@@ -196,7 +196,7 @@ def show_buckets(layers):
 viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
 
 # %% [markdown]
-# If all six layers share a bucket, none of the communication is hidden. Smaller buckets hide more of it, but if they're too small, their latencies add up. In the lower picture, the link isn't slowed down. There, messages and matmuls compete for your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
+# If all six layers share a bucket, none of the communication is hidden. The smaller the buckets are, the more of it is hidden. On a real link, buckets shouldn't be too small, because the latency of every message adds up. (You can't see this in the upper picture, because our slow link has a low bandwidth but no latency.) In the lower picture, the link isn't slowed down. Here, messages and matmuls compete for your CPU's cores, so even a hidden message slows the matmuls down. On a GPU, they compete much less, because the links transfer the data (chapter 11).
 #
 # ## The optimizer works in the pause
 #
@@ -219,7 +219,7 @@ predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 # %% [markdown] task="14.2" title="A step of ZeRO-1" difficulty=3 minutes=16
 # Adam updates each element independently, so you can split the model anywhere. The given method `flatten` joins all the tensors into one flat vector and appends zeros until the vector can be split evenly. Each rank gets a shard of `self.length` elements, which may come from several layers.
 #
-# - In the constructor, set `self.shard` to this rank's slice of the flat weights, as a tensor or an `nn.Parameter`, and set `self.optimizer` to an `optimizer_class([self.shard], **options)`. The shard must not keep the full vector in memory.
+# - In the constructor, set `self.shard` to this rank's slice of the flat weights, as a tensor or an `nn.Parameter`, and set `self.optimizer` to `optimizer_class([self.shard], **options)`. The shard must not keep the full vector in memory.
 #
 # - `step()` should sum the ranks' gradients and not average them, because they're already the terms of a single sum. After `step()`, all parameters should have their new values on every rank. Write these values in place, because other objects may use the same tensors.
 #
@@ -319,7 +319,7 @@ viz.table([launch(measured, 4, args=(stage,))[0] for stage in (1, 2, 3)],
                 "and elements sent per step")  # fmt: skip
 
 # %% [markdown]
-# In this table, Ψ is the number of parameters. Plain data parallelism would also send 2 Ψ elements, because an all-reduce is a reduce-scatter plus an all-gather. Only stage 3 sends more, because it gathers the weights once per pass.
+# In this table, Ψ is the number of parameters. Stages 1 and 2 send 2 Ψ elements in total, and so does plain data parallelism, because an all-reduce is a reduce-scatter plus an all-gather. Only stage 3 sends more, because it gathers the weights twice, once in the forward pass and once in the backward pass.
 #
 # If you still run out of memory, you can move the optimizer to the CPU, which is called **offloading**. In each step, the GPU sends the gradients to the CPU. The CPU computes the update and sends the new weights back.
 #
@@ -333,7 +333,7 @@ predict("14.c", seconds=0.23)
 #
 # Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. Ranks along the tp axis share every matrix, stages along the pp axis share the layers, and replicas along the dp axis share the batch. Each rank belongs to three groups, one per axis.
 #
-# The animation shows one step of a real run on two machines. The wall between them stands for the network, which is slower than the links inside a machine. (At the end, when the mesh turns, the ranks keep their old numbers so that you can see where they go.)
+# The animation shows one step of a real run on two machines. The wall between them stands for the network, which is slower than the links inside a machine. (At the end, we turn the mesh, so some of the ranks move to other places. They keep their old numbers so that you can see where they go.)
 #
 # ![An animation of eight ranks on two machines with a wall between them. Each machine holds one replica, which consists of two stages with two shards each. The tp groups send many messages inside their machines, and the stages send a few. At the end of the step, the replicas all-reduce their gradients through the wall. Then tp becomes the outermost axis. Now the two shards of each tp group are on different machines, so they have to send all their messages through the wall.](pictures/mesh.svg)
 #
@@ -356,7 +356,7 @@ predict("14.c", seconds=0.23)
 #
 # Each element takes 2 bytes, and an all-reduce counts as a single message that's as large as the tensor. An axis with a single rank sends nothing.
 #
-# **b)** Find the order of the axes, innermost first, that sends the fewest bytes from one machine to another, which means through the walls in the animation. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes, and compare the six possible orders.
+# **b)** In which order of the axes do the ranks send the fewest bytes through the walls between the machines? Return this order, with the innermost axis first. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes, and compare the six possible orders.
 
 
 # %% exercise="14.3"
@@ -485,11 +485,11 @@ with show_failure():
     launch(made_by_members_only, 4)
 
 # %% [markdown]
-# Ranks 0 and 3 have created one more group than ranks 1 and 2, and PyTorch derives a group's name from this number. So the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line that has nothing wrong with it. By default, all ranks have to call `new_group` for all groups in the same order.
+# Ranks 0 and 3 have created one more group than ranks 1 and 2, and PyTorch derives a group's name from the number of groups that a rank has created before. So the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line that has nothing wrong with it. By default, all ranks have to call `new_group` for all groups in the same order.
 #
 # ## Fix it: a norm that depends on tp
 #
-# Large training runs clip the gradient. If the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL computes this norm. Apart from the pipeline, the function below does the same as NeMo RL's code (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this).
+# Large training runs clip the gradient. If the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL computes this norm. The function below works like NeMo RL's code, with an additional all-reduce over the pipeline stages (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this).
 
 
 # %%
@@ -592,7 +592,7 @@ norms(gradient_norm)
 # %% [markdown]
 # ## Eight processes, one curve
 #
-# Now let's put everything together. Eight processes train a GPT as two replicas of two pipeline stages, and each layer is split across two ranks. For comparison, a single process trains the same GPT.
+# Now let's put everything together. Eight processes train two replicas of a GPT. Each replica has two pipeline stages, and each stage is split across two ranks. For comparison, a single process trains the same GPT.
 
 # %%
 LIMIT, LR = 0.5, 1e-2
@@ -648,11 +648,11 @@ losses["8 processes, dp = pp = tp = 2"] = run[0]["loss"]
 viz.curves(losses, title="loss on real text")
 
 # %% [markdown]
-# All the losses agree, and the lower chart shows how little they differ. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
+# All the losses agree except for rounding, as the lower chart shows. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
 #
 # ## Break it: change the order of the axes
 #
-# Suppose these eight processes run on two machines with four GPUs each. Then only the groups of the outermost axis are spread over both machines, so this axis should be the one that sends the fewest bytes. Each replica has 96 tokens, $h = 48$, and each stage has a single layer.
+# Suppose these eight processes run on two machines with four GPUs each. Then only the groups of the outermost axis have to send their bytes through the wall, so the axis that sends the fewest bytes should be the outermost one. Each replica has 96 tokens, $h = 48$, and each stage has a single layer.
 #
 # **Predict.** Which axis should be the outermost one in this run? (Write "tp", "pp", or "dp".)
 
@@ -721,4 +721,4 @@ from tplab.course import library
 library(14)
 
 # %% [markdown]
-# Eight processes have produced a single loss curve. It's day five of a seven-day training run, and somebody trips over a power cord. What's left of your run?
+# Eight processes have produced a single loss curve. Now imagine that it's day five of a seven-day training run, and somebody trips over a power cord. What's left of your run?

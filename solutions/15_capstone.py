@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 15 · Capstone: train a GPT
 #
-# In this last chapter, a GPT made of your own code trains on two ranks, and you pull the plug in the middle of a step. By the end, you'll be able to kill a run three times and still get exactly the losses of a run that was never stopped, bit for bit. You'll also choose machines for a larger run.
+# In this last chapter, a GPT made of your own code trains on two ranks, and you pull the plug in the middle of a step. By the end, you'll be able to kill a run three times and still get exactly the losses of a run that was never stopped, bit for bit. You'll also choose layouts for much larger runs.
 #
 # You need chapters 10, 12, and 14. About 75 minutes.
 
@@ -38,7 +38,7 @@ from tplab.sequence import allreduce_sequence_parallel_gradients
 #
 # The layers of this GPT come from your library. If your library doesn't have a layer yet, the course's solution takes its place.
 #
-# The training loop has about 20 lines, and it calls four functions. They save a checkpoint, find the newest checkpoint, choose the data, and take a training step. `NAIVE` contains these functions as most of us would write them at first. You'll replace them one by one.
+# The training loop has about 20 lines, and it calls four functions. These functions save a checkpoint, find the newest checkpoint, choose the data, and take a training step. `NAIVE` contains versions that most of us would write at first. You'll replace all four of them.
 #
 # Let's train on the source code of Python's standard library, using two ranks.
 
@@ -56,7 +56,7 @@ viz.curves({"your GPT, on two ranks": list(losses_of(RUN).values())}, title="60 
 poster(RUN, answers)
 
 # %% [markdown]
-# After 60 steps, the model writes this text. It's far from being Python, but it already has line breaks and indentation.
+# The next cell shows a text that the model writes after 60 steps. It's far from being Python, but it already has line breaks and indentation.
 
 # %%
 print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir())))[0])
@@ -102,7 +102,7 @@ with show_failure():
 # %% [markdown] task="15.1" title="A checkpoint that's whole or not there" difficulty=3 minutes=15
 # Write a function that saves a checkpoint and a function that finds the newest one. The checkpoint of step 100 is a folder called `step-000100` inside `folder`. (The number has at least six digits.)
 #
-# All ranks of `group` call `save_checkpoint`. Its argument `write` is a function that writes the calling rank's files into a folder. You choose this folder and pass it to `write`, and it has to exist already. Every rank has to call `write`.
+# All ranks of `group` call `save_checkpoint`. Its argument `write` is a function that takes a folder and writes the calling rank's files into it. Every rank has to call `write`, with the path of a folder that you've already created.
 #
 # - **Anything that's named like a checkpoint has to be complete at all times.** The check kills all ranks before each disk operation and in the middle of each file.
 #
@@ -185,7 +185,7 @@ pull_the_plug(KILLED, SAVED, step=20, saving=True)
 # %% [markdown]
 # This time, the incomplete folder isn't named like a checkpoint, so the run can continue from the checkpoint before it. All you lose is the steps since then.
 #
-# On large clusters, that happens all the time. When Llama 3 405B was trained on 16,384 GPUs, there were 419 unexpected interruptions in 54 days, which is about one every three hours (Dubey et al. 2024, section 3.3.4).
+# On large clusters, runs are interrupted all the time. When Llama 3 405B was trained on 16,384 GPUs, there were 419 unexpected interruptions in 54 days, which is about one every three hours (Dubey et al. 2024, section 3.3.4).
 #
 # ## The loss is too good
 #
@@ -266,7 +266,7 @@ def own_windows(done, seed, windows, batch_size, replica, replicas):
 check("15.2", own_windows)
 
 # %% [markdown]
-# The learning rate is a function of the step as well, and the loop already takes care of that. While the weights are still random, large steps would do more harm than good, so the learning rate rises from almost zero in a straight line. After this warm-up, the learning rate falls along half of a cosine curve.
+# The learning rate is a function of the step as well, and the loop already takes care of that. While the weights are still random, large steps would do more harm than good, so the learning rate first rises linearly from almost zero. After this warm-up, it falls along half of a cosine curve.
 
 # %%
 from tplab.capstone.learners_loop import learning_rate
@@ -277,7 +277,7 @@ viz.curves({"learning rate": rates}, ylabel="rate")
 # %% [markdown]
 # ## More ranks
 #
-# What if you get four GPUs tomorrow, or only one? Your checkpoints are ready for that. A checkpoint records how each tensor is split, so any number of ranks can load it. But the naive training step can't handle replicas and micro-batches. In your own training step, you'll need all the sums of this course.
+# What if you get four GPUs tomorrow, or only one? Your checkpoints are ready for that. A checkpoint records how each tensor is split, so any number of ranks can load it. But the naive training step can't handle replicas and micro-batches. So let's write a better one. It'll need all the sums you've met in this course.
 #
 # Adam would hide your mistakes here. It divides each gradient by its typical size, so if you forget a factor of $1/m$, the weights still change by almost the same amount. That's why the check uses plain SGD.
 
@@ -354,7 +354,7 @@ for name, found in losses.items():
 viz.table(rows, title="60 steps in float32")
 
 # %% [markdown]
-# You've trained with four different layouts, and the losses are the same! The tiny differences come from rounding, because a sum in float32 depends on the order in which you add its terms.
+# You've trained with four different layouts, and you get the same losses every time! The tiny differences that are left come from rounding, because a sum in float32 depends on the order in which you add its terms.
 #
 # ## Rent some machines
 #
@@ -373,7 +373,7 @@ viz.table(
 )  # fmt: skip
 
 # %% [markdown]
-# If a model doesn't fit into memory, you can recompute activations in the backward pass instead of storing them. But then there are two ways to measure how well you use your GPUs. Each of them divides a number of operations by what the GPUs could have done in the same time. **Model FLOPs utilization** (MFU) only counts the operations that the model needs. **Hardware FLOPs utilization** (HFU) counts all operations, including the recomputed ones.
+# If a model doesn't fit into memory, you can recompute activations in the backward pass instead of storing them. But then there are two ways to measure how well you use your GPUs. Both count the FLOPs of a step and divide them by the FLOPs that the GPUs could have done in the same time at their peak rate. **Model FLOPs utilization** (MFU) only counts the FLOPs that the model needs. **Hardware FLOPs utilization** (HFU) counts all FLOPs, including the recomputed ones.
 #
 # **Predict.** The smallest model easily fits into memory, but suppose you recompute all of its layers anyway. Which of the two utilizations rises, "MFU" or "HFU"? Does the number of tokens per second "rise" or "fall"?
 
@@ -385,9 +385,9 @@ predict("15.c", rises="HFU", tokens_per_second="fall")
 #
 # - You have to use all the GPUs. `tp` has to divide the number of heads, and `dp` times the micro-batch size has to divide the number of sequences per step.
 #
-# - Each GPU has 80 GB of memory, and a tenth of it has to stay free. The first two models use FlashAttention, so you don't save any memory if you recompute "attention".
+# - Each GPU has 80 GB of memory, and a tenth of it has to stay free. If `tp` is larger than 1, the ranks use sequence parallelism, too (chapter 12). Every replica stores the full optimizer state, so a larger `dp` doesn't save any memory. The first two models use FlashAttention, so you don't save any memory if you recompute "attention".
 #
-# Start with a guess, and the check will tell you what's wrong with your layout. Chapter 14 explains how to improve a layout.
+# Start with a guess, and the check will tell you what's wrong with your layout. If you get stuck, think about what each choice costs: messages (chapter 11), activations (chapter 12), bubbles (chapter 13), and the gradients of the replicas (chapter 14).
 
 
 # %% exercise="15.4"
@@ -431,7 +431,7 @@ viz.table(rows, title="your layouts, as they are and with all layers recomputed"
 #
 # ## Never stopped, killed, and on one rank
 #
-# It's time for the final test. One run is never stopped. We kill a second run three times, including once in the middle of a save, and start it again each time. After the third time, we also pretend that one of the two machines has burned down, so a single rank has to continue the run. (It works in a copy of the run's folder.)
+# It's time for the final test. One run is never stopped. We kill a second run three times, including once in the middle of a save, and start it again each time. After the third time, we also make a copy of the run's folder and pretend that one of the two machines has burned down. So while two ranks continue the original run, a single rank has to continue the copy.
 
 # %%
 whole = replace(RUN, folder=f"{HOME.name}/whole")
