@@ -78,6 +78,20 @@ def test_conda_gets_the_same_packages():
     assert "--editable .[test]" in entries
 
 
+def test_every_package_that_tplab_imports_is_declared():
+    imported: set[str] = set()
+    for path in (ROOT / "tplab").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            imported |= {name.partition(".")[0] for name in names}
+    known = importlib.metadata.packages_distributions()
+    needed = {canonicalize_name(known[name][0]) for name in imported & known.keys() - {"tplab"}}
+    texts = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["hugging-face"]
+    assert needed <= {canonicalize_name(Requirement(text).name) for text in texts}
+    assert {"torch", "pyyaml"} <= needed
+
+
 @pytest.mark.pinned
 def test_constraints_name_every_package_and_fit_the_ranges():
     pinned = pins()

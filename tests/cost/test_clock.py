@@ -34,11 +34,9 @@ def test_what_nobody_waits_for_hides_a_message_and_keeps_its_input_alive(order, 
     timing = play(backward_of_an_mlp(order))
     assert timing.total == total
     assert timing.lifetimes["dy"] == (0, dy)
-    assert ("dy" in timing.alive(12)) == (dy > 12)
-    assert "dy" not in timing.alive(dy)
 
 
-def longest_path(operations, message):
+def longest_path(operations):
     """The end of each operation, by a topological order of the graph that needs and lanes make together."""
     by_name = {operation.name: operation for operation in operations}
     graph, last = {}, {}
@@ -48,9 +46,7 @@ def longest_path(operations, message):
         last[lane] = operation.name
     ends = {}
     for name in TopologicalSorter(graph).static_order():
-        mine = by_name[name]
-        before = (ends[other] + message * (by_name[other].rank != mine.rank) for other in graph[name])
-        ends[name] = max(before, default=0) + mine.duration
+        ends[name] = max((ends[other] for other in graph[name]), default=0) + by_name[name].duration
     return ends
 
 
@@ -62,25 +58,22 @@ def test_random_lists_against_the_longest_path(seed):
         needs = chance.sample(range(number), min(number, chance.randrange(3)))
         lane, rank = chance.choice(("compute", "wire")), chance.randrange(3)
         operations.append(Operation(number, chance.randrange(6), needs, lane, rank))
-    message = chance.choice((0, 3))
-    timing = play(operations, message=message)
-    assert {name: span.end for name, span in timing.spans.items()} == longest_path(operations, message)
+    timing = play(operations)
+    assert {name: span.end for name, span in timing.spans.items()} == longest_path(operations)
     for rank in range(3):
-        instants = sorted({span.start for span in timing.spans.values()})
-        assert timing.peak(rank) == max(len(timing.alive(instant, rank)) for instant in instants)
         for lane in ("compute", "wire"):
             spans = timing.lanes[rank, lane]
             idle = sum(wait.end - wait.start for wait in timing.waits(rank, lane))
             assert idle == spans[-1].end - sum(span.operation.duration for span in spans)
     chance.shuffle(lanes := sorted(timing.lanes))  # in which order the lanes are listed doesn't matter
     shuffled = [span.operation for lane in lanes for span in timing.lanes[lane]]
-    assert play(shuffled, message=message).spans == timing.spans
+    assert play(shuffled).spans == timing.spans
 
 
-def test_a_message_between_ranks_takes_its_time_and_waits_name_the_last_result():
-    timing = play([Operation("a", 1), Operation("b", 2, ["a"], rank=1), Operation("c", 1, ["a", "b"])], message=0.5)
-    assert timing.spans["b"] == Span(Operation("b", 2, ["a"], rank=1), 1.5, 3.5)
-    assert timing.waits() == [Wait("c", "b", 1, 4)]
+def test_a_rank_waits_for_the_results_of_others():
+    timing = play([Operation("a", 1), Operation("b", 2, ["a"], rank=1), Operation("c", 1, ["a", "b"])])
+    assert timing.spans["b"] == Span(Operation("b", 2, ["a"], rank=1), 1, 3)
+    assert timing.waits() == [Wait("c", 1, 3)]
     assert timing.waits(5) == []
     assert play([]).total == 0
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tplab.collectives.links import Link
 from tplab.cost import collective as cost
 from tplab.cost.flops import hardware_flops, layer_scores, model_flops
-from tplab.cost.layer import Pass, efficiency, layer_time, overlap_saving
+from tplab.cost.layer import Pass, layer_time, overlap_saving
 from tplab.cost.machines import MACHINES, Machine
 from tplab.cost.step import Program, StepTime, output_time, step_time
 from tplab.gpt.model import ParallelGPT
@@ -161,11 +161,6 @@ def test_the_overlap_hides_the_shorter_of_all_reduce_and_weight_gradient_of_each
     assert without.total - with_overlap.total == pytest.approx(qkv + message)
     assert with_overlap.forward == without.forward
     assert overlap_saving(SMALL, PLAIN)[0].share == 1.0
-
-
-def test_efficiency_is_one_gpus_time_over_that_of_p():
-    alone, shared = layer_time(SMALL, PLAIN, micro_batch=3), layer_time(SMALL, PLAIN, micro_batch=3, tp=2)
-    assert efficiency(SMALL, PLAIN, 2, micro_batch=3) == pytest.approx(alone.total / 2 / shared.total)
 
 
 # A step

@@ -153,13 +153,6 @@ def test_spans_of_a_small_schedule():
     assert [(span.start, span.end) for span in second] == [(1, 2), (2, 4), (4, 5), (5, 7)]
 
 
-def test_a_message_takes_its_time_between_ranks_only():
-    first, second = simulate(gpipe(2, 1), message=0.5)
-    assert [(span.start, span.end) for span in (*first, *second)] == [(0, 1), (5, 7), (1.5, 2.5), (2.5, 4.5)]
-    (alone,) = simulate(interleaved(1, 1, 2), message=0.5)
-    assert [span.start for span in alone] == [0, 0.5, 1, 2]
-
-
 def test_the_bubble_counts_from_the_first_start_as_spans_of_a_real_run_have_one():
     spans = [[replace(span, start=span.start + 7, end=span.end + 7) for span in row] for row in simulate(gpipe(3, 4))]
     assert bubble(spans) == pytest.approx(2 / 4)

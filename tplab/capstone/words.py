@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from tplab.capstone.settings.settings import Settings
+from tplab.course.feedback.verdict import names
 
 
 def small(value: float) -> str:
@@ -18,13 +19,8 @@ def kind(settings: Settings) -> str:
 
 def layout(settings: Settings) -> str:
     """Return the grid's sizes as text, such as "tp = 2, dp = 1", including pp and the ZeRO stage if they're used."""
-    names = ["tp", *(["pp"] if settings.pp > 1 else []), "dp", *(["zero"] if settings.zero else [])]
-    return ", ".join(f"{name} = {getattr(settings, name)}" for name in names)
-
-
-def listed(words: Sequence[str]) -> str:
-    """Join words into a list such as "a, b and c"."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+    sizes = ["tp", *(["pp"] if settings.pp > 1 else []), "dp", *(["zero"] if settings.zero else [])]
+    return ", ".join(f"{size} = {getattr(settings, size)}" for size in sizes)
 
 
 def visible(text: str) -> str:
@@ -45,5 +41,5 @@ def chapters(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else listed(list(map(str, run))) for run in runs]
-    return f"chapter{'s' * (len(numbers) > 1)} {listed(parts)}"
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else names(run) for run in runs]
+    return f"chapter{'s' * (len(numbers) > 1)} {names(parts)}"

@@ -141,10 +141,8 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
         result = step()
     except Exception as error:
         failed = error
-    rank, world_size = rank_and_size(group)
-    failures: list[Any] = [failed and (type(failed), f"rank {rank}: {failed}")] * world_size
-    if world_size > 1:
-        dist.all_gather_object(failures, failures[0], group)
+    mine: Any = failed and (type(failed), f"rank {rank_and_size(group)[0]}: {failed}")
+    failures = gathered(mine, group)
     if failed is not None:
         raise failed
     for kind, message in filter(None, failures):
@@ -153,9 +151,9 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
 
 
 def gathered(value: T, group: ProcessGroup | None) -> list[T]:
-    """Return a list of the values of all ranks in the group. If `group` is None, it has only this rank's value."""
-    values = [value] if group is None else [value] * group.size()
-    if group is not None:
+    """Return a list of the values of all ranks in the group, or only this rank's if there's just one."""
+    values = [value] * rank_and_size(group)[1]
+    if len(values) > 1:
         dist.all_gather_object(values, value, group)
     return values
 

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from tplab.checkpoint.files import gathered, names_under
 from tplab.checkpoint.pieces import Pieces, blank, pieces, value_of
-from tplab.tensor.sharding import Sharding
+from tplab.tensor.sharding import Sharding, sharding_of
 from tplab.tensor.wrappers import plain_parameters
 
 
@@ -51,7 +51,7 @@ def optimizer_content(optimizer: OptimizerState, model: nn.Module, rank: int, wo
         for key, value in entries.items():
             if isinstance(value, Tensor):
                 own = parameters[name]
-                sharding = _sharding_of(name, key, value.shape, own, own.shape)
+                sharding = _checked_sharding(name, key, value.shape, own, own.shape)
                 value = pieces(value, sharding, rank, world_size)
             state[name][key] = value
     return {
@@ -83,7 +83,7 @@ def of_all_stages(groups: list[dict[str, Any]], replica: ProcessGroup | None) ->
 
     Raises ValueError if the stages have different numbers of groups, or if a group's options differ between stages.
     """
-    of_ranks = gathered(groups, replica)
+    of_ranks = [groups] if replica is None else gathered(groups, replica)
     if len({len(of_rank) for of_rank in of_ranks}) > 1:
         raise ValueError(
             f"the ranks' optimizers have {[len(of_rank) for of_rank in of_ranks]} param_groups. Make the same groups "
@@ -125,9 +125,9 @@ def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: in
         saved, parameter = metadata.state_dict_metadata[name], parameters[str(parameter_name)]
         places[name] = blank(metadata, name)
         if isinstance(saved, TensorStorageMetadata):
-            sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+            sharding = sharding_of(parameter)
             whole = sharding.whole_shape(parameter.shape, world_size) if sharding else list(parameter.shape)
-            sharding = _sharding_of(str(parameter_name), str(key), saved.size, parameter, whole)
+            sharding = _checked_sharding(str(parameter_name), str(key), saved.size, parameter, whole)
             if list(saved.size) == whole:
                 shard = torch.zeros_like(parameter, dtype=saved.properties.dtype)
                 places[name] = pieces(shard, sharding, rank, world_size)
@@ -174,11 +174,11 @@ def _groups(optimizer: OptimizerState, model: nn.Module) -> list[list[str]]:
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _sharding_of(
+def _checked_sharding(
     name: str, key: str, shape: Sequence[int], parameter: nn.Parameter, parameter_shape: Sequence[int]
 ) -> Sharding | None:
     """Return the sharding of a state tensor's parameter, or None for a scalar. Raises ValueError if shapes differ."""
-    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    sharding = sharding_of(parameter)
     if sharding is None or len(shape) == 0:
         return None
     if list(shape) != list(parameter_shape):

@@ -6,17 +6,15 @@ checksums of the data that other ranks also have, and the ranks compare them. Th
 """
 
 import zlib
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tplab.checkpoint.files import together
+from tplab.checkpoint.files import gathered, together
 from tplab.checkpoint.pieces import pieces
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.sharding import Sharding, check_group
+from tplab.tensor.sharding import Sharding, check_group, sharding_of
 from tplab.tensor.wrappers import plain_state
 
 Piece = tuple[str, tuple[int, ...]]  # the name of a tensor, and the offset of this chunk in the full tensor
@@ -29,13 +27,10 @@ def compare_replicas(model: nn.Module, group: ProcessGroup | None = None) -> Non
     All ranks of the model's group must call it. Replicas must match bit for bit, which they do if all ranks compute
     them in the same way.
     """
-    world_size = rank_and_size(group)[1]
-    if world_size == 1:
+    if rank_and_size(group)[1] == 1:
         return
     mine = together(lambda: _checksums(model, group), group)
-    of_ranks: list[Any] = [None] * world_size
-    dist.all_gather_object(of_ranks, mine, group)
-    if differ := _differences(of_ranks):
+    if differ := _differences(gathered(mine, group)):
         named = [f"{name} (ranks {', '.join(pairs)})" for name, pairs in differ.items()]
         more = f" and {len(named) - 4} more" if len(named) > 4 else ""
         raise ValueError(
@@ -53,7 +48,7 @@ def _checksums(model: nn.Module, group: ProcessGroup | None) -> Checksums:
         if not isinstance(value, Tensor):
             continue
         check_group(name, value, group)
-        sharding = getattr(value, "tensor_parallel", None)
+        sharding = sharding_of(value)
         if _is_held_by_several(sharding, world_size):
             for offset, view in pieces(value, sharding, rank, world_size).views.items():
                 found[name, tuple(offset)] = _checksum(view)

@@ -65,7 +65,7 @@ from tplab.checkpoint.optimizer import (
 from tplab.checkpoint.pieces import PieceLoader, Pieces, PieceSaver, Plain, pieces, value_of
 from tplab.checkpoint.replicas import compare_replicas
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.sharding import check_group
+from tplab.tensor.sharding import check_group, sharding_of
 from tplab.tensor.wrappers import load_plain_state, plain_state
 
 
@@ -132,7 +132,9 @@ def load_sharded(
     small: dict[str, Any] = {**group_places(metadata), **dict.fromkeys(names_under(metadata, "extra"))}
     _read(small, reader, everyone)
     groups = saved_groups(metadata, small)
-    names = set().union(*gathered(set(plain_state(model)), replica))
+    names = set(plain_state(model))
+    if replica is not None:
+        names = names.union(*gathered(names, replica))
     own_groups = None if optimizer is None else of_all_stages(named_groups(optimizer, model), replica)
 
     def places() -> dict[str, Any]:
@@ -167,7 +169,7 @@ def _content(
     for name in dict.fromkeys(first.values()):
         value = state[name]
         if isinstance(value, Tensor):
-            content["model"][name] = pieces(value, getattr(value, "tensor_parallel", None), rank, world_size)
+            content["model"][name] = pieces(value, sharding_of(value), rank, world_size)
         else:  # the result of a module's get_extra_state
             content["model"][name] = Plain(value)
     if optimizer is not None:
@@ -199,7 +201,7 @@ def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: 
         if not isinstance(value, Tensor) or not isinstance(saved, TensorStorageMetadata):
             places[f"model.{name}"] = None
             continue
-        sharding = getattr(value, "tensor_parallel", None)
+        sharding = sharding_of(value)
         places[f"model.{name}"] = own = pieces(value, sharding, rank, world_size)
         if saved.size != own.whole_shape:
             cut = f", of which each of {world_size} ranks takes {list(value.shape)}" if sharding else ""

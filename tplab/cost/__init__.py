@@ -13,7 +13,7 @@ calibration  the kernels of a layer, measured on the machine at hand
 
 from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.cost.flops import hardware_flops, model_flops
-from tplab.cost.layer import LayerTime, efficiency, layer_time, overlap_saving
+from tplab.cost.layer import LayerTime, layer_time, overlap_saving
 from tplab.cost.machines import MACHINES, TERMS, Losses, Machine, machine, without
 from tplab.cost.step import Program, StepTime, achieved, step_time, throughput
 
@@ -27,7 +27,6 @@ __all__ = [
     "Program",
     "StepTime",
     "achieved",
-    "efficiency",
     "hardware_flops",
     "layer_time",
     "machine",

@@ -52,10 +52,9 @@ class Span(Generic[Name]):
 
 @dataclass(frozen=True)
 class Wait(Generic[Name]):
-    """A time during which a lane stands still before `operation`, because `awaited` isn't done."""
+    """A time during which a lane stands still before `operation`."""
 
     operation: Name
-    awaited: Name
     start: float
     end: float
 
@@ -82,12 +81,10 @@ class OrderError(ValueError):
 class Timing(Generic[Name]):
     """When each operation of a list starts and ends. The first one starts at 0.
 
-    spans      by name of the operation
-    message    as in `play`
+    spans    by name of the operation
     """
 
     spans: Mapping[Name, Span[Name]]
-    message: float = 0.0
 
     @cached_property
     def total(self) -> float:
@@ -103,17 +100,13 @@ class Timing(Generic[Name]):
         return lanes
 
     def waits(self, rank: int = 0, lane: str = "compute") -> list[Wait[Name]]:
-        """Return when a lane stood still before an operation, and for which result."""
+        """Return when a lane stood still, and before which operation."""
         found, free = [], 0.0
         for span in self.lanes.get((rank, lane), []):
             if span.start > free:
-                last = max(span.operation.needs, key=lambda name: self._there(name, rank))
-                found.append(Wait(span.operation.name, last, free, span.start))
+                found.append(Wait(span.operation.name, free, span.start))
             free = span.end
         return found
-
-    def _there(self, name: Name, rank: int) -> float:
-        return _there(self.spans[name], rank, self.message)
 
     @cached_property
     def lifetimes(self) -> dict[Name, tuple[float, float]]:
@@ -124,31 +117,12 @@ class Timing(Generic[Name]):
                 ends[name] = max(ends[name], span.end)
         return {name: (span.start, ends[name]) for name, span in self.spans.items()}
 
-    def alive(self, time: float, rank: int = 0) -> list[Name]:
-        """Return the results of a rank's operations that exist at this time, in the order in which they were made."""
-        return [name for name, (start, end) in self._lifetimes_on(rank).items() if start <= time < end]
 
-    def peak(self, rank: int = 0, of: Collection[Name] | None = None) -> int:
-        """Return how many of a rank's results exist at the same time at most. With `of`, only these names count."""
-        counted = {name: life for name, life in self._lifetimes_on(rank).items() if of is None or name in of}
-        # Where one ends as another starts, the end comes first, because -1 < 1
-        changes = sorted(change for start, end in counted.values() if start < end for change in ((start, 1), (end, -1)))
-        count = highest = 0
-        for _, change in changes:
-            count += change
-            highest = max(highest, count)
-        return highest
-
-    def _lifetimes_on(self, rank: int) -> dict[Name, tuple[float, float]]:
-        return {name: life for name, life in self.lifetimes.items() if self.spans[name].operation.rank == rank}
-
-
-def play(operations: Iterable[Operation[Name]], *, message: float = 0.0) -> Timing[Name]:
+def play(operations: Iterable[Operation[Name]]) -> Timing[Name]:
     """Return each operation's start and end time, if each lane runs its operations in the order of the list.
 
-    operations    of all lanes and ranks. Only the order within a lane matters
-    message       how long it takes until another rank can use a result. It keeps no lane busy. For a message that does,
-                  put an operation into a lane of its own
+    operations    of all lanes and ranks. Only the order within a lane matters. Other ranks can use a result at once, so
+                  put an operation for each message into a lane of its own
 
     Raises OrderError if operations wait for each other, or for one that isn't there, and ValueError for a name that
     occurs twice or a negative duration.
@@ -170,8 +144,7 @@ def play(operations: Iterable[Operation[Name]], *, message: float = 0.0) -> Timi
         for lane, row in lanes.items():
             while at[lane] < len(row) and all(name in spans for name in row[at[lane]].needs):
                 operation = row[at[lane]]
-                there = (_there(spans[name], operation.rank, message) for name in operation.needs)
-                start = max([free[lane], *there])
+                start = max([free[lane], *(spans[name].end for name in operation.needs)])
                 free[lane] = start + operation.duration
                 spans[operation.name] = Span(operation, start, free[lane])
                 at[lane] += 1
@@ -179,12 +152,7 @@ def play(operations: Iterable[Operation[Name]], *, message: float = 0.0) -> Timi
     stuck = {lane: row[at[lane]] for lane, row in lanes.items() if at[lane] < len(row)}
     if stuck:
         raise _impossible(stuck, spans, by_name)
-    return Timing(spans, message)
-
-
-def _there(span: Span[Any], rank: int, message: float) -> float:
-    """Return the time at which this rank can use the result of an operation."""
-    return span.end + message * (span.operation.rank != rank)
+    return Timing(spans)
 
 
 def _impossible(

@@ -219,25 +219,6 @@ def overlap_saving(
     ]
 
 
-def efficiency(
-    config: GPTConfig,
-    machine: Machine,
-    tp: int,
-    *,
-    micro_batch: int = 1,
-    sequence_parallel: bool = False,
-    recompute: Recompute = "nothing",
-    overlap: bool = False,
-) -> float:
-    """Return t(1) / (tp t(tp)), the parallel efficiency of one layer on tp GPUs compared with a single GPU."""
-    alone = layer_time(config, machine, micro_batch=micro_batch, recompute=recompute).total
-    shared = layer_time(
-        config, machine, micro_batch=micro_batch, tp=tp, sequence_parallel=sequence_parallel, recompute=recompute,
-        overlap=overlap,
-    ).total  # fmt: skip
-    return alone / (tp * shared)
-
-
 def _between_bytes(config: GPTConfig, tokens: int) -> tuple[int, int]:
     """Return the (forward, backward) bytes that two norms and two dropouts with their residuals read and write."""
     forward, backward = (4 + 7, 6 + 11) if config.dropout else (4 + 6, 6 + 6)

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tplab.common.taken_gradients import check_not_taken
 from tplab.data.flat_parameters import Piece
 from tplab.runtime import device
-from tplab.tensor.sharding import Sharding, group_ranks, shard_ranks
+from tplab.tensor.sharding import group_ranks, shard_ranks, sharding_of
 
 
 def grad_norm(
@@ -85,7 +85,7 @@ def clip(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
 
 def counted(parameter: nn.Parameter, shape: Sequence[int], tp_rank: int, tp_size: int) -> bool | Tensor:
     """Return whether this rank counts the parameter in the norm, or a mask that broadcasts to shape, if only a part."""
-    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    sharding = sharding_of(parameter)
     if sharding is None:
         return tp_rank == 0
     here = [tp_rank % block.copies(tp_size) == 0 for block in sharding.blocks]

@@ -34,7 +34,7 @@ from tplab.common.downloads import check_safetensors, damaged, read_json
 from tplab.gpt.hugging_face import Row, family, lengths, rows, stored_names, without_place
 from tplab.gpt.hugging_face_config import gpt_config
 from tplab.memory.config import GPTConfig
-from tplab.tensor.sharding import Sharding, check_group, runs
+from tplab.tensor.sharding import check_group, runs, sharding_of
 from tplab.tensor.wrappers import plain_parameters
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -88,13 +88,13 @@ def load_folder(model: Any, folder: str | PathLike) -> int:
 
 
 def _whole_shape(parameter: Tensor, world_size: int) -> list[int]:
-    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    sharding = sharding_of(parameter)
     return list(parameter.shape) if sharding is None else sharding.whole_shape(parameter.shape, world_size)
 
 
 def _chunks(parameter: Tensor, rank: int, world_size: int) -> list[tuple[Tensor, list[int]]]:
     """Return views of this rank's chunks, each with its offset in the full tensor. Padding is filled with zeros."""
-    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    sharding = sharding_of(parameter)
     nowhere = [0] * parameter.dim()
     if sharding is None:
         return [(parameter, nowhere)]

@@ -42,12 +42,11 @@ class Span:
     end: float
 
 
-def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: float = 0.0) -> list[list[Span]]:
+def simulate(schedule: Schedule, durations: Durations = DURATIONS) -> list[list[Span]]:
     """Return the start and end of each action, by rank.
 
     durations    how long each kind of action takes for all layers of a rank (with v chunks, an action takes 1/v of
                  that), or a function (rank, action) -> duration
-    message      the time it takes to send a result to another rank, while both ranks keep working
 
     Raises ScheduleError for schedules that `check` rejects.
     """
@@ -60,7 +59,7 @@ def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: f
         for action in row
     ]
     try:
-        lanes = clock.play(operations, message=message).lanes
+        lanes = clock.play(operations).lanes
     except clock.OrderError as error:
         raise ScheduleError(f"this schedule never ends: {_circle(schedule, actions, error.circle)}") from None
     rows = [lanes.get((rank, "compute"), []) for rank in range(schedule.world_size)]

@@ -40,7 +40,7 @@ from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.linear import Device
 from tplab.tensor.operators import gather_from_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
-from tplab.tensor.sharding import Block, ShardedModule, Sharding, check_group
+from tplab.tensor.sharding import Block, ShardedModule, Sharding, check_group, sharding_of
 
 
 def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int:
@@ -183,7 +183,7 @@ def vocabulary(name: str, shard: Tensor, dim: int, vocab_size: int | None, group
     """
     check_group(name, shard, group)
     columns, p = shard.shape[dim], rank_and_size(group)[1]
-    sharding: Sharding | None = getattr(shard, "tensor_parallel", None)
+    sharding = sharding_of(shard)
     known = sum(block.size for block in sharding.blocks) if sharding is not None and sharding.blocks else None
     if vocab_size is not None and known is not None and vocab_size != known:
         raise ValueError(

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.operators import all_gather
-from tplab.tensor.sharding import Sharding, check_group
+from tplab.tensor.sharding import Sharding, check_group, sharding_of
 from tplab.tensor.wrappers import load_plain_state, plain_state
 
 
@@ -33,7 +33,7 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
         if not isinstance(value, Tensor):  # the result of a module's get_extra_state
             state[name] = value
             continue
-        sharding, tensor = _sharding_of(value), value.detach()
+        sharding, tensor = sharding_of(value), value.detach()
         if sharding is None:
             state[name] = tensor.clone()
         else:
@@ -55,14 +55,10 @@ def load_full_state_dict(
     _check_groups(own, group)
     shards = dict(state)
     for name in own.keys() & state.keys():
-        if (sharding := _sharding_of(own[name])) is not None:
+        if (sharding := sharding_of(own[name])) is not None:
             _check_is_whole(name, state[name], list(own[name].shape), sharding, world_size)
             shards[name] = sharding.shard(state[name], rank, world_size)
     load_plain_state(module, shards, strict=strict)
-
-
-def _sharding_of(value: object) -> Sharding | None:
-    return getattr(value, "tensor_parallel", None)
 
 
 def _check_groups(state: Mapping[str, object], group: ProcessGroup | None) -> None:

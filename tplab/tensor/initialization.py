@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.sharding import Sharding, check_group
+from tplab.tensor.sharding import check_group, sharding_of
 
 InitMethod = Callable[[Tensor], object]
 
@@ -31,7 +31,7 @@ def init_parameter(parameter: nn.Parameter, init_method: InitMethod, group: Proc
     """
     check_group("the parameter", parameter, group)
     rank, world_size = rank_and_size(group)
-    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    sharding = sharding_of(parameter)
     shape = list(parameter.shape) if sharding is None else sharding.whole_shape(parameter.shape, world_size)
     if sharding is None or (world_size == 1 and shape == list(parameter.shape)):  # a padded shard is larger
         init_method(parameter)
@@ -48,7 +48,7 @@ def init_linear(
 
     If `init_method` is given, it fills the weight, and the bias is zero.
     """
-    sharding: Sharding | None = getattr(weight, "tensor_parallel", None)
+    sharding = sharding_of(weight)
     whole = weight.shape if sharding is None else sharding.whole_shape(weight.shape, rank_and_size(group)[1])
     bound = 1 / math.sqrt(whole[1]) if whole[1] else 0
     init_weight = init_method or partial(nn.init.kaiming_uniform_, a=math.sqrt(5))

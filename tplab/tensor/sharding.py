@@ -207,13 +207,18 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
     return torch.cat(parts, dim + 1).flatten(dim, dim + 1)  # [.., n, ..]
 
 
+def sharding_of(value: object) -> Sharding | None:
+    """Return which part of the full tensor a parameter or buffer is, or None if it's the full tensor."""
+    return getattr(value, "tensor_parallel", None)
+
+
 def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
     """Return the global ranks that have a parameter's shards, or None if it's replicated or the ranks are unknown.
 
     If the result is a single rank, that rank has the full parameter. The ranks are unknown if a layer only set
     `param.tensor_parallel = Sharding(dim)`, without `ranks`.
     """
-    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    sharding = sharding_of(parameter)
     return None if sharding is None else sharding.ranks
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.capstone.planning.traffic import device_of, loss_block, step_parts
+from tplab.capstone.planning.traffic import device_of, logit_columns, loss_block, step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.memory.config import GPTConfig
@@ -61,12 +61,12 @@ def predicted_memory(settings: Settings, device: torch.device | None = None) -> 
     """
     config, width, recipe = _as_run(settings, device), _WIDTH[settings.precision], _STATE[settings.precision]
     need = bill(config, settings.layout, recipe, 0)
-    # The fused output layer and loss handle a few tokens at a time. bfloat16 logits don't have room for their
-    # exponentials, which are float32
-    tokens, columns = settings.micro_batch_size * config.seq_length, -(-settings.vocab_size // settings.tp)
+    # The bill counts the logits of all tokens, without padding. But the fused output layer and loss handle a few tokens
+    # at a time. bfloat16 logits don't have room for their exponentials, which are float32
+    tokens, columns = settings.micro_batch_size * config.seq_length, logit_columns(settings)
     per_logit = 2 + 4 if settings.precision == "bfloat16" else recipe.weights
     logits = per_logit * min(tokens, loss_block(settings, columns, device)) * columns
-    activations = width * (need.activations - 4 * tokens * columns) + logits
+    activations = width * (need.activations - 4 * tokens * -(-config.vocab_size // settings.tp)) + logits
     numbers = "float64" if settings.precision == "float64" else "float32"
     note = f"The memory formula counts weights, gradients and AdamW's averages in {numbers}."
     if not settings.bias:

@@ -27,9 +27,10 @@ from math import ceil
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from tplab.capstone.settings.settings import Settings
-from tplab.data.flat_parameters import BUCKET_BYTES
+from tplab.data.flat_parameters import in_buckets
 from tplab.memory.config import Weight, first_weights, last_weights, layer_weights
 from tplab.runtime.devices import backend_for
 from tplab.tensor.embedding import pad_vocab_size
@@ -64,6 +65,11 @@ def loss_block(settings: Settings, columns: int, device: torch.device | None) ->
     return default_tokens_at_once(columns, device_of(settings, device))
 
 
+def logit_columns(settings: Settings) -> int:
+    """Return how many logits per token a rank has, with those of the padding."""
+    return pad_vocab_size(settings.vocab_size, settings.tp) // settings.tp
+
+
 def device_of(settings: Settings, device: torch.device | None) -> torch.device:
     """Return `device`. If it's None, return a GPU if this machine has one for each rank, and the CPU otherwise."""
     return device or torch.device("cuda" if backend_for(settings.ranks) == "nccl" else "cpu")
@@ -83,7 +89,7 @@ def _micro_batch(settings: Settings, device: torch.device | None) -> Iterator[Pa
     yield Part("layers, forward", "all_gather", gathers, gathers * whole * entering)
     yield Part("layers, forward", summing, 2 * layers, 2 * layers * whole * narrow)
     yield Part("output layer, forward", "all_gather", int(cut), whole * wide)
-    columns = pad_vocab_size(settings.vocab_size, settings.tp) // settings.tp
+    columns = logit_columns(settings)
     # The loss: maxima in the logits' dtype, sums in at least float32, and one more value per block of tokens
     blocks = ceil(tokens / loss_block(settings, columns, device))
     yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
@@ -111,13 +117,10 @@ def _once(settings: Settings) -> Iterator[Part]:
 
 
 def _buckets(settings: Settings) -> int:
-    """Return the number of buckets, which are those of `flat_parameters.in_buckets`."""
-    limit, buckets, filled = BUCKET_BYTES // _sizes(settings)[0], 1, 0  # elements
-    for numel, _ in reversed(_parameters(settings)):
-        if filled and filled + numel > limit:
-            buckets, filled = buckets + 1, 0
-        filled += numel
-    return buckets
+    """Return the number of buckets in which gradients are summed over the replicas."""
+    dtype = torch.float64 if settings.precision == "float64" else torch.float32
+    sizes = (numel for numel, _ in _parameters(settings))
+    return len(in_buckets(nn.Parameter(torch.empty(numel, dtype=dtype, device="meta")) for numel in sizes))
 
 
 def _sizes(settings: Settings) -> tuple[int, int]:

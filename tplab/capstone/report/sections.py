@@ -15,9 +15,10 @@ from tplab.capstone.report.elements import Bar, Number, Part
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.trainer import TEMPERATURE, TOP_K
-from tplab.capstone.words import apart, chapters, kind, layout, listed, small, visible
+from tplab.capstone.words import apart, chapters, kind, layout, small, visible
 from tplab.common.units import count, duration, large, size
 from tplab.cost.flops import model_flops
+from tplab.course.feedback.verdict import names
 from tplab.course.learn.my_tp import BLOCKS, FOR_A_GPT, chapters_of
 from tplab.course.notebooks.numbering import chapter_of
 
@@ -243,7 +244,7 @@ def _code(answers: dict[str, Any], number: int) -> dict[str, str]:
     of_chapter = [exercise for exercise in answers["whose"] if chapter_of(exercise) == number]
     whose = {answers["whose"][exercise] for exercise in of_chapter}
     return {
-        "chapter": f"{number:02d}", "exercises": listed(of_chapter),
+        "chapter": f"{number:02d}", "exercises": names(of_chapter),
         "lines": str(sum(answers["lines"][exercise] for exercise in of_chapter)),
         "whose": " and ".join("mine" if one == MINE else one for one in sorted(whose, reverse=True)),
     }  # fmt: skip

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
+from tplab.common.units import count
+from tplab.course.feedback.verdict import names
 from tplab.course.grade.answers import find_cells
 from tplab.course.notebooks.cells import Cell, parse_cells
 from tplab.course.notebooks.source import predictions_in
@@ -45,25 +47,21 @@ class Changes:
     def __str__(self) -> str:
         """Return a line such as "2 cells changed, 1 added. Your answers to 4.1 and 4.2 are kept."."""
         counts = [
-            f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'} {what}"
+            f"{count(len(cells), 'cell')} {what}"
             for cells, what in ((self.changed, "changed"), (self.added, "added"), (self.removed, "removed"))
             if cells
         ]
         told = [", ".join(counts) or "no given cell changed"]
         if self.kept:
             some = "answer to {} is" if len(self.kept) == 1 else "answers to {} are"
-            told.append(f"Your {some.format(_listed(self.kept))} kept")
+            told.append(f"Your {some.format(names(self.kept))} kept")
         if self.new_task:
-            told.append(f"The given lines of {_listed(self.new_task)} changed: compare yours with chapters/")
+            told.append(f"The given lines of {names(self.new_task)} changed: compare yours with chapters/")
         if self.beside:
             one = len(self.beside) == 1
             cells, follow = ("a cell", "follows it") if one else (f"{len(self.beside)} cells", "follow them")
             told.append(f"The course's version replaces {cells} that you had edited: yours {follow}")
         return ". ".join(told) + "."
-
-
-def _listed(items: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
 
 
 def update_notebook(
