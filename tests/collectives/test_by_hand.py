@@ -5,6 +5,7 @@ launch of five ranks has groups of one to five. tests/gpu/test_on_the_cpu.py has
 """
 
 from itertools import pairwise
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,6 @@ from tplab.collectives.by_hand import (
     ring_all_gather,
     ring_all_reduce,
     ring_reduce_scatter,
-    ring_sent,
     scatter,
     tree_all_reduce,
     tree_depth,
@@ -37,6 +37,15 @@ CASES = [(shape, contiguous) for shape in SHAPES] + [(s, layout) for s in ((6, 4
 def members(group):
     """The global ranks of a group, of which a process without a group has one."""
     return dist.get_process_group_ranks(group) if dist.is_initialized() else [0]
+
+
+def ring_sent(shape, rank, p, kind="all_reduce"):
+    """The number of elements that a rank sends for a tensor of this shape, also if p doesn't divide it."""
+    if kind == "all_reduce":
+        return sum(ring_sent((prod(shape),), rank, p, half) for half in ("reduce_scatter", "all_gather"))
+    sizes = chunk_sizes(shape[0], p)
+    kept = {"reduce_scatter": sizes[rank], "all_gather": sizes[(rank + 1) % p]}[kind]
+    return (shape[0] - kept) * prod(shape[1:])
 
 
 def assert_right(group=None):

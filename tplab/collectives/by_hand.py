@@ -25,7 +25,6 @@ single rank.
 """
 
 from collections.abc import Iterator, Sequence
-from math import prod
 
 import torch
 import torch.distributed as dist
@@ -197,7 +196,7 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = No
         request.wait()
 
 
-# Closed formulas for the number of elements sent, which are exact even if p doesn't divide n
+# Closed formulas, which are exact even if p doesn't divide n
 
 
 def chunk_sizes(n: int, p: int) -> list[int]:
@@ -206,20 +205,6 @@ def chunk_sizes(n: int, p: int) -> list[int]:
     The first chunks may have one more element than the others.
     """
     return [n // p + (rank < n % p) for rank in range(p)]
-
-
-def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce") -> int:
-    """Return the number of elements that `rank` sends in a ring collective on a full tensor of shape `shape`.
-
-    If p divides the tensor's first dimension, this is (p-1)/p N for "reduce_scatter" and "all_gather", and 2(p-1)/p N
-    for "all_reduce".
-    """
-    if kind == "all_reduce":
-        flat = (prod(shape),)
-        return ring_sent(flat, rank, p, "reduce_scatter") + ring_sent(flat, rank, p, "all_gather")
-    sizes = chunk_sizes(shape[0], p)
-    kept = {"reduce_scatter": sizes[rank], "all_gather": sizes[(rank + 1) % p]}[kind]
-    return (shape[0] - kept) * prod(shape[1:])
 
 
 def tree_depth(p: int) -> int:
