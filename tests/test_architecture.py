@@ -1,8 +1,10 @@
 """The order of the rooms is the order of the chapters, and ARCHITECTURE.md shows the rooms as they are."""
 
 import ast
+import importlib
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from pictures import rooms
@@ -50,6 +52,19 @@ def test_every_module_is_in_the_table_of_its_package():
         modules = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
         table = re.findall(r"^ *(?:\d\d  )?(\S.*?)  ", ast.get_docstring(ast.parse(init.read_text())), re.MULTILINE)
         assert modules - set(re.findall(r"\w+", " ".join(table))) <= {"__init__", "__main__"}, package
+
+
+def test_a_chapter_a_command_a_document_or_another_module_uses_every_exported_name():
+    """Tests don't count as users, and neither do the changelog and the name's own definition."""
+    folders = ("tplab", "solutions", "pictures", "benchmarks")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tplab/**/*.md")]
+    users = [path for path in sources + texts if path.name not in ("__init__.py", "CHANGELOG.md")]
+    words = Counter(word for path in users for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    rooms = [importlib.import_module(f"tplab.{path.parent.name}") for path in TPLAB.glob("*/__init__.py")]
+    exported = [name for room in rooms for name in getattr(room, "__all__", ())]
+    assert len(exported) > 200
+    assert [name for name in exported if words[name] < 2] == [], "it's only tested"
 
 
 # Checks that can be read
