@@ -25,7 +25,7 @@ from tplab.tensor import (
 # %% [markdown]
 # ## What if you split a head?
 #
-# An attention **head** computes a query, a key, and a value for each token. All three are vectors with $d$ elements. The dot product of a query and a key is called a **score**. A softmax turns the scores of a query into weights, and the head returns the weighted sum of the values.
+# An attention **head** computes a query, a key, and a value for each token. All three are vectors with $d$ elements. The dot product of a query and a key is called a **score**. A softmax turns each query's scores into weights, and the head returns the weighted sum of the values.
 #
 # Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Then each rank can compute only one term of every score. Let's try it with one query, two keys, and $d = 2$. (To keep the numbers simple, we won't divide the scores by $\sqrt{d}$.)
 
@@ -61,7 +61,7 @@ viz.matrices(weights, compare={"sum": "correct"})
 #
 # ## But heads ignore each other
 #
-# Luckily, an attention layer has many heads, and no head ever looks at another head's scores. The three functions below split a tensor into heads, compute the output of each head, and merge the heads again. In a tensor of shape `[b, s, h]`, each head has its own block of $d$ adjacent columns.
+# Luckily, an attention layer has many heads, and no head ever looks at another head's scores. The three functions below split a tensor into heads, compute the output of each head, and merge the heads back together. In a tensor of shape `[b, s, h]`, each head has its own block of $d$ adjacent columns.
 
 
 # %% tags=["setup"]
@@ -218,9 +218,9 @@ check("6.2", ParallelAttention)
 # %% [markdown]
 # ## Who may look at whom?
 #
-# So far, every query attends to every key. In practice, a **mask** determines which keys a query may attend to. There are two kinds of keys that a query may not attend to.
+# So far, every query attends to every key. In practice, a **mask** determines which keys a query may attend to. Two kinds of keys are off limits.
 #
-# - **Keys of future tokens.** A model that generates text from left to right doesn't know the future tokens yet, so a token may only attend to itself and to earlier tokens. A mask with this rule is called *causal*. During training, each of the $t$ tokens has a query. But when the model generates text, it has already computed the outputs of the older tokens, so only the newest $s$ of the $t$ tokens need a query.
+# - **Keys of future tokens.** A model that generates text from left to right doesn't know the future tokens yet, so a token may only attend to itself and to earlier tokens. A mask that enforces this rule is called *causal*. During training, each of the $t$ tokens has a query. But when the model generates text, it has already computed the outputs of the older tokens, so only the newest $s$ of the $t$ tokens need a query.
 #
 # - **Keys of padding tokens.** Short texts in a batch are padded with meaningless tokens, and no query should attend to these tokens.
 #
@@ -230,9 +230,9 @@ check("6.2", ParallelAttention)
 predict("6.c", padded=0, is_causal=2, right=5)
 
 # %% [markdown] task="6.3" title="Who may attend to whom" difficulty=3 minutes=9
-# - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of these tokens.
+# - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of them.
 #
-# - `attention_weights` applies a softmax to the scores of the keys that the mask allows. All other keys get a weight of exactly 0. If a query may not attend to any key, all of its weights are 0. No gradient may turn into a NaN.
+# - `attention_weights` applies a softmax to the scores of the keys that the mask allows. All other keys get a weight of exactly 0. If a query may not attend to any key, all of its weights are 0. No gradient may become NaN.
 
 
 # %% exercise="6.3"
@@ -275,7 +275,7 @@ def attention_weights(q, k, mask):
 check("6.3", attention_mask, attention_weights)
 
 # %% [markdown]
-# Do NaNs matter if they only affect padding tokens? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, whose outputs the loss ignores.
+# Do NaNs matter if they only affect padding tokens? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, and the loss ignores their outputs.
 #
 # **Predict.** Suppose the queries of these two tokens get NaN weights. Is the loss NaN? Is any element of $dW_o$ NaN? What share of the elements of $dx$ is NaN in the *unpadded* text, and what share is NaN in the padded text? (Write numbers between 0 and 1.)
 
@@ -309,13 +309,13 @@ ways = {"softmax alone": nan_weights, "yours": attention_weights}
 viz.table([{"share of NaNs": name} | nans(way) for name, way in ways.items()])
 
 # %% [markdown]
-# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. PyTorch's own `nn.MultiheadAttention` has this bug. If a query has no allowed key, the module returns NaNs unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
+# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored output is 0, and zero times NaN is NaN. PyTorch's own `nn.MultiheadAttention` has this bug. If a query has no allowed keys, the module returns NaNs unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
 #
 # With tensor parallelism, every rank has all the tokens, so every rank uses the same mask for its own heads.
 #
 # ## Two texts
 #
-# In a translation model, an encoder reads a text, and a decoder writes its translation. Each token of the decoder attends to the encoder's output, which is called the **memory**. In this **cross-attention**, the queries come from the decoder's tokens $x$, and the keys and values come from the memory.
+# In a translation model, an encoder reads a text, and a decoder writes the translation. Each token of the decoder attends to the encoder's output, which is called the **memory**. In **cross-attention** like this, the queries come from the decoder's tokens $x$, and the keys and values come from the memory.
 #
 # **Predict.** Suppose $x$ has 320 elements and the memory has 448. If you fuse as many weights as possible, how many elements does each all-reduce send? Write one tuple for the forward pass and one for the backward pass, with the smallest message first.
 
@@ -381,7 +381,7 @@ check("6.4", ParallelCrossAttention)
 #
 # ## Train a block
 #
-# A transformer **block** consists of an attention layer and an MLP, each with a residual connection around it. Let's train one! The model below reads 32 bytes of Python and, after each of them, predicts the next byte. Everything except the block is replicated.
+# A transformer **block** consists of an attention layer and an MLP, each with a residual connection around it. Let's train one! The model below reads 32 bytes of Python and, after each one, predicts the next byte. Everything except the block is replicated.
 
 # %%
 from collections import OrderedDict
@@ -492,7 +492,7 @@ viz.curves(
 #
 # ## Fewer keys than ranks
 #
-# When a model generates text, it stores the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads can share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). In **multi-query attention**, *all* query heads share a single key head and a single value head (Shazeer 2019).
+# When a model generates text, it stores the keys and values of all earlier tokens in a **cache**, so that it doesn't have to recompute them for each new token. To make this cache smaller, **grouped-query attention** has several query heads share one key head and one value head (Ainslie et al. 2023). In **multi-query attention**, *all* query heads share a single key head and a single value head (Shazeer 2019).
 #
 # What happens if there are more ranks than key heads? The next cell shows which heads each rank holds.
 
@@ -609,7 +609,7 @@ viz.table([measured(AsShipped, p, *names) for p in (1, 2)])
 predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
 # %% [markdown] task="6.5" title="Fix multi-query attention" difficulty=4 minutes=13
-# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is correct, so you only have to decide where to call f. There are two right answers, which send different numbers of bytes. The check accepts both of them, but it rejects answers that send anything unnecessary.
+# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is correct, so you only have to decide where to call f. There are two right answers, which send different numbers of bytes. The check accepts both, but it rejects answers that send anything unnecessary.
 
 
 # %% exercise="6.5"
@@ -657,8 +657,8 @@ class MultiQueryAttention(nn.Module):
 
 
 # %% [markdown] hints="6.5"
-# 1. Follow the gradient backward from `k` and `v` on one rank. Which queries contributed to this gradient? So is the gradient of `kv` complete, or is it only one term of a sum over the ranks? Then follow the gradient further, into `self.kv.weight` and into `x`. At which of these two places does the broken version add up the terms?
-# 2. In the backward pass, you can add up the ranks' terms before the gradient reaches the matmul, or after it has passed the matmul. If you add up the terms of the gradient of `kv`, the matmul turns it into complete gradients of its two inputs. Otherwise, you have to add up the terms for both inputs of the matmul, which are `x` and the weight.
+# 1. Follow the gradient backward from `k` and `v` on one rank. Which queries contributed to this gradient? So is the gradient of `kv` complete, or is it only one term of a sum over the ranks? Then follow the gradient further, into `self.kv.weight` and into `x`. In which of these two places does the broken version add up the terms?
+# 2. In the backward pass, you can add up the ranks' terms either before or after the gradient passes through the matmul. If you add up the terms of the gradient of `kv`, the matmul turns it into complete gradients of its two inputs. Otherwise, you have to add up the terms for both inputs of the matmul, which are `x` and the weight.
 # 3. For the first fix, write `x = copy_to_region(x, self.group)` at the top, and use this `x` for the queries as well as for `kv`. Keep the f on the weight. For the second fix, keep the f before the projection of the queries, remove the f on the weight, and write `kv = copy_to_region(F.linear(x, self.kv.weight), self.group)`.
 
 # %% check="6.5"
@@ -675,7 +675,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Now you can see what really went wrong. In the broken version, each rank computes a different $dx$, so all parameters *before* the attention layer get a different gradient on each rank. Only the shared weights stay equal, because only their gradients are summed. Your detector from exercise 5.3 compares *all* replicated parameters, so it would have noticed the bug after one step. There are two ways to fix this. The first fix puts a single f before all three projections and keeps the f on the shared weight. The second fix keeps a separate f for the queries, as in the broken version, and moves the other f from the shared weight to its output `kv`. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
+# Now you can see what really went wrong. In the broken version, $dx$ differs from rank to rank, and so do the gradients of all parameters *before* the attention layer. Only the shared weights stay equal, because only their gradients are summed. Your detector from exercise 5.3 compares *all* replicated parameters, so it would have noticed the bug after one step. There are two ways to fix this. The first fix puts a single f before all three projections and keeps the f on the shared weight. Like the broken version, the second fix has a separate f for the queries, but it moves the other f from the shared weight to `kv`. BigCode's developers tried both fixes (pull requests 36 and 37) and merged the first one (pull request 39).
 #
 # **Predict.** Besides the message for $dx$, the first fix sends the gradient of the shared weight `[2d, h]`, and the second fix sends the gradient of `kv` `[b, s, 2d]`. How many elements do these two gradients have for $b \cdot s = 4096$ tokens, $h = 1024$, and $d = 64$?
 
@@ -685,9 +685,9 @@ predict("6.i", weight=131072, keys_and_values=524288)
 # %% [markdown]
 # ## Break it
 #
-# Weights aren't the only tensors that belong to a head. Some models encode positions with a method called ALiBi, which gives each head a **slope** in addition to its weights. The head multiplies its slope by the distance between a query and a key, and subtracts the result from their score, so that distant tokens get less attention. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of the slopes of its own heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
+# Weights aren't the only tensors that belong to a head. Some models encode positions with a method called ALiBi, which gives each head a **slope** in addition to its weights. The head multiplies its slope by the distance between a query and a key, and subtracts the result from their score, so that distant tokens get less attention. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before BLOOM was trained, its developers noticed that every rank would use the slopes of the *first* heads instead of those of its own heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
 #
-# **Predict.** Suppose four ranks hold one head each, and every rank uses the slope of the first head. How many of the ranks compute their head correctly? Which slope does rank 3 use?
+# **Predict.** Suppose four ranks hold one head each, and every rank uses the slope of the first head. How many ranks compute their head correctly? Which slope does rank 3 use?
 
 # %% predict="6.j"
 predict("6.j", correct_ranks=1, slope_of_rank_3=0.25)
@@ -733,7 +733,7 @@ symptoms(6)
 predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 
 # %% [markdown]
-# With 16 ranks, each rank's cache is as large as with 8 ranks, because two ranks hold copies of the same key head. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021). Each query and each key is divided into pairs of elements, and each pair is rotated by an angle that depends on the token's position. Each rank rotates the queries and keys of its own heads.
+# With 16 ranks, each rank's cache is no smaller than with 8, because every key head has copies on two ranks. The function below computes queries, keys, and values with **rotary position embeddings** (Su et al. 2021). Each query and each key is divided into pairs of elements, and each pair is rotated by an angle that depends on the token's position. Each rank rotates the queries and keys of its own heads.
 
 # %% tags=["setup"]
 from tplab.tensor import rotary_angles, rotate
@@ -851,11 +851,11 @@ viz.table(rows, title="40 tokens at once, and then 24 one by one")
 #
 # - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. Megatron-Core orders the rows of the fused weight by group, where a group consists of several query heads, one key head, and one value head. With this order, an ordinary split by rows is correct, and there's no need for a stride.
 #
-# - **A split that ignores the three blocks of the fused weight** is easy to overlook. Such a split changes the order of the rows, which doesn't hurt a model that you train from scratch. But if you load its checkpoint on a different number of ranks, the rows are in the wrong order. In 2022, a user of Colossal-AI reported such a split (issue 817), and a reply asked for an example of what would go wrong.
+# - **A split that ignores the three blocks of the fused weight** is easy to overlook. It changes the order of the rows, which doesn't hurt a model that you train from scratch. But if you load its checkpoint on a different number of ranks, the rows are in the wrong order. In 2022, a Colossal-AI user reported such a split (issue 817) and was asked for an example of what would go wrong.
 #
 # - **Splitting a head** is possible, but it needs more communication. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Then its developers gave each rank a copy of a complete head instead, and the time per step went down from 3.1 ms to 1.6 ms (tpu-inference pull request 2661).
 #
-# - **Copies whose gradients aren't summed** still occur in real libraries. In DeepSeek's multi-head latent attention, all heads share the part of the key that encodes positions, so each rank has its own copy of this part. In Megatron-LM, each copy only got the gradient from its own rank's heads (pull request 6839, open since August 2026). The proposed fix adds the missing f.
+# - **Copies whose gradients aren't summed** still turn up in real libraries. In DeepSeek's multi-head latent attention, all heads share the part of the key that encodes positions, so each rank has its own copy of this part. In Megatron-LM, each copy only got the gradient from its own rank's heads (pull request 6839, open since August 2026). The proposed fix adds the missing f.
 #
 # - **PyTorch** can do without the fused weight. By default, DTensor all-reduces the contributions of the three projections to $dx$ one by one. But if you prepare the input of the attention module with `PrepareModuleInput`, DTensor first adds up the three contributions on each rank and then all-reduces only their sum. The next cell counts the all-reduces with and without this preparation.
 #
@@ -912,4 +912,4 @@ from tplab.course import library
 library(6)
 
 # %% [markdown]
-# The input of your block is a vector for each token, but where do these vectors come from? They come from a table with one row per token of the vocabulary. In the smallest GPT-2, this table has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of the model's blocks. With what you've built so far, every rank would have to store all of them. How do you split a table?
+# The input of your block is a vector for each token, but where do these vectors come from? They come from a table with one row per token of the vocabulary. In the smallest GPT-2, this table has 50,257 rows of 768 elements. That's 38.6 million parameters, more than five of the model's blocks put together. With what you've built so far, every rank would have to store all of them. How do you split a table?

@@ -55,7 +55,7 @@ viz.bill(bills, title="the two tables of Llama 3 405B, on each GPU")
 #
 # A model's vocabulary has $v$ tokens, and each token has an **ID** from 0 to $v - 1$. The first matrix $E$ is a table with one row of $h$ elements per token. To get the vector of token 7, you copy row 7.
 #
-# You get the same row if you multiply the table by a **one-hot** vector, which has a 1 at position 7 and zeros everywhere else. So looking up a whole text is a matmul, and you already know two ways to split a matmul. Let's split a tiny table with ten words by rows. To make the rows easy to recognize, row 7 contains `7.1` and `7.2`, and so on.
+# You get the same row if you multiply the table by a **one-hot** vector, which has a 1 at position 7 and zeros everywhere else. So looking up a whole text is a matmul, and you already know two ways to split one. Let's split a tiny table with ten words by rows. To make the rows easy to recognize, row 7 contains `7.1` and `7.2`, and so on.
 
 # %%
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "it", "."]
@@ -82,7 +82,7 @@ viz.lookup(ids, results, vocab_size=10, tokens=sentence)
 #
 # ## The other end
 #
-# At the end of a model, there's a vector $y$ for each position in the text, and the model predicts which token comes next. To do so, it computes a score for every token of the vocabulary. This score is called a **logit**, and it's the dot product of $y$ with a vector that belongs to the token. One vector per token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. The embedding and the output layer are then called **tied**.
+# At the end of a model, there's a vector $y$ for each position in the text, and the model predicts which token comes next. To do so, it computes a score for every token of the vocabulary. This score is called a **logit**, and it's the dot product of $y$ with a vector that belongs to the token. One vector per token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. In that case, the embedding and the output layer are called **tied**.
 
 # %% [markdown] task="7.1" title="One table, two jobs" difficulty=3 minutes=14
 # Split the table so that the embedding and the output layer together send as few bytes as possible. The vocabulary is much larger than the hidden size, $v \gg h$.
@@ -91,7 +91,7 @@ viz.lookup(ids, results, vocab_size=10, tokens=sentence)
 #
 # - `look_up` receives the one-hot vectors of all tokens and this rank's shard of $E$. Every rank returns the vectors $X$ of all tokens.
 #
-# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. Either return all the logits or only the logits of this rank's own tokens, whichever needs fewer bytes.
+# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. Return either all the logits or only those of this rank's own tokens, whichever takes fewer bytes.
 #
 # You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. The one-hot vectors don't need a gradient. The check counts the messages of each function.
 
@@ -129,7 +129,7 @@ def scores(y, e):
 
 
 # %% [markdown] hints="7.1"
-# 1. There are only two ways to split the table, so work out both of them on paper. If you split `E` by rows, what's the shape of a rank's shard of `Eᵀ`, and is the second matmul column-parallel or row-parallel? What changes if you split `E` by columns? Then compare the largest tensors that the ranks have to sum or gather. Remember that `v` is much larger than `h`.
+# 1. There are only two ways to split the table, so work out both on paper. If you split `E` by rows, what's the shape of a rank's shard of `Eᵀ`, and is the second matmul column-parallel or row-parallel? What changes if you split `E` by columns? Then compare the largest tensors that the ranks have to sum or gather. Remember that `v` is much larger than `h`.
 # 2. With one of the splits, every rank gets a term of *all* the logits, so the ranks would have to all-reduce a tensor of shape `[b, s, v]`. With the other split, every rank gets complete logits for some of the tokens and doesn't have to send anything in the forward pass. Which operator does this second matmul need for the backward pass, where each rank only computes its own contribution to `dY`?
 # 3. Split by rows. In `look_up`, multiply `scatter_to_region(one_hot)` by `e`, and add up the terms with `reduce_from_region`. In `scores`, return `copy_to_region(y) @ e.T`.
 
@@ -143,7 +143,7 @@ check("7.1", table_split, look_up, scores)
 #
 # For the look-up alone, a split by columns would have been *better*, because an all-gather of the vectors sends only half as much as an all-reduce. But for the output layer, a split by columns is a disaster. Every rank gets only one term of every logit, so the ranks have to sum all the logits.
 #
-# **Predict.** Suppose $v = 10h$. How many elements do all the messages of the embedding and the output layer contain in both passes, as a multiple of $b \cdot s \cdot h$? Write one number for a split by rows and one for a split by columns. (With a split by columns, slicing $Y$ is free in the forward pass, but the ranks have to gather the gradient of $Y$ in the backward pass.)
+# **Predict.** Suppose $v = 10h$. In both passes together, how many elements do the messages of the embedding and the output layer contain, as a multiple of $b \cdot s \cdot h$? Write one number for a split by rows and one for a split by columns. (With a split by columns, slicing $Y$ is free in the forward pass, but the ranks have to gather the gradient of $Y$ in the backward pass.)
 
 # %% predict="7.a"
 predict("7.a", rows=2, columns=12)
@@ -182,9 +182,9 @@ viz.table([launch(both_ends, 2, args=(split,))[0] for split in ("rows", "columns
 predict("7.b", one_hot_MB=206, vectors_MB=3)
 
 # %% [markdown]
-# Multiplying the table by a one-hot vector only copies a single row, so let's copy this row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. The row of an ID in this range is row `ID - start` of the rank's shard. All other IDs are **foreign** to this rank, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign ID, the rank first looks up *some* row that does exist. Then it replaces the vector of the foreign ID with zeros.
+# Multiplying the table by a one-hot vector just copies a single row, so let's copy that row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. An ID in this range corresponds to row `ID - start` of the rank's shard. All other IDs are **foreign** to this rank, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign ID, the rank first looks up *some* row that does exist. Then it replaces the vector of the foreign ID with zeros.
 #
-# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the IDs 5 and 2, and for a foreign ID, it looks up row 0 of its shard. Which two rows of *its own shard* does rank 1 look up? What does it contribute to the first element of each vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
+# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It has to look up the IDs 5 and 2, and for a foreign ID, it uses row 0 of its shard. Which two rows of *its own shard* does rank 1 look up? What does it contribute to the first element of each vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
 
 # %% predict="7.c"
 predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
@@ -214,19 +214,19 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 
 
 # %% [markdown] hints="7.2"
-# 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the IDs 2, 3, 5, and 6 are foreign? First write a condition that tells you whether a single ID is foreign. Then decide which row you look up for each of the four IDs. Do you have to replace the vectors of foreign IDs with zeros before or after the sum over the ranks?
-# 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need `masked_fill` twice, before the look-up for the row numbers and after the look-up for the vectors. What shape does the mask need when you apply it to the vectors?
+# 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the IDs 2, 3, 5, and 6 are foreign? First write a condition that tells you whether a single ID is foreign. Then decide which row to look up for each of the four IDs. Do you have to replace the vectors of foreign IDs with zeros before or after the sum over the ranks?
+# 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need `masked_fill` twice, for the row numbers before the look-up and for the vectors after it. What shape does the mask need when you apply it to the vectors?
 # 3. Compute `rows = (ids - start).masked_fill(foreign, 0)`, then `vectors = F.embedding(rows, weight, padding_row)`, then `vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)`, and return `reduce_from_region(vectors, group)`.
 
 # %% check="7.2"
 check("7.2", parallel_lookup)
 
 # %% [markdown]
-# The backward pass of the look-up doesn't need any messages. Every rank already has the full gradient of $X$, so it can compute the gradient of its shard without the other ranks. The gradient of a row is the sum of the gradients of all the vectors that were copied from it. But doesn't row 0 of the shard also get a gradient for every foreign ID? A reviewer of DeepSeek-V3's inference code suspected that it does (pull request 834). It doesn't, because the second `masked_fill` replaces the vectors of foreign IDs with zeros, so no gradient flows back through them.
+# The backward pass of the look-up doesn't need any messages. Every rank already has the full gradient of $X$, so it can compute the gradient of its shard on its own. The gradient of a row is the sum of the gradients of all the vectors that were copied from it. But doesn't row 0 of the shard also get a gradient for every foreign ID? A reviewer of DeepSeek-V3's inference code suspected that it does (pull request 834). It doesn't, because the second `masked_fill` replaces the vectors of foreign IDs with zeros, so no gradient flows back through them.
 #
 # ## A vocabulary that can't be divided
 #
-# GPT-2's vocabulary has 50,257 tokens, which is an odd number. But a gather of the logits needs shards of equal size. So we append rows that don't belong to any token, until every rank has the same number of rows. These additional rows are called **padding**. We also want each rank to have a multiple of 128 rows, because matmuls of such sizes are efficient on a GPU (Shoeybi et al. 2019).
+# GPT-2's vocabulary has 50,257 tokens, which is an odd number. But a gather of the logits needs shards of equal size. So we append rows that don't belong to any token, until every rank has the same number of rows. These additional rows are called **padding**. We also want each rank to have a multiple of 128 rows, because GPUs handle matmuls of such sizes efficiently (Shoeybi et al. 2019).
 
 
 # %% tags=["setup"]
@@ -241,7 +241,7 @@ def vocab_range(vocab_size, rank, world_size, multiple=128):
 
 
 # %% [markdown]
-# **Predict.** GPT-2's table is split over four ranks. How many rows does the padded table have, how many rows does each rank hold, and how many rows don't belong to any token?
+# **Predict.** GPT-2's table is split across four ranks. How many rows does the padded table have, how many rows does each rank hold, and how many rows don't belong to any token?
 
 # %% predict="7.d"
 predict("7.d", padded_size=50688, rows_per_rank=12672, unused_rows=431)
@@ -260,7 +260,7 @@ viz.table(rows)
 #
 # ## Fix it
 #
-# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and the example crashed. On two GPUs, the same example ran just fine (NVIDIA/Megatron-LM issue 2459, still open in fall 2026, and issue 1038 from August 2024). The example's data contains IDs up to 4,095, although the vocabulary of its model has only 100 tokens. On a single GPU, Megatron-LM doesn't mask any IDs, so the look-up fails. On several GPUs, every rank masks the IDs that are foreign to it, and a wrong ID is foreign to all of them. The libraries vLLM and SGLang work in the same way.
+# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and the example crashed. On two GPUs, the same example ran just fine (NVIDIA/Megatron-LM issue 2459, still open in fall 2026, and issue 1038 from August 2024). The example's data contains IDs up to 4,095, even though its model has a vocabulary of only 100 tokens. On a single GPU, Megatron-LM doesn't mask any IDs, so the look-up fails. On several GPUs, every rank masks the IDs that are foreign to it, and a wrong ID is foreign to all of them. The libraries vLLM and SGLang work the same way.
 #
 # **Predict.** What happens if you look up the ID 12 in our vocabulary of ten words, first with `F.embedding` in a single process and then with your `parallel_lookup` on two ranks? (Write "IndexError", "zeros", or "a row".)
 
@@ -299,9 +299,9 @@ for number in (7, 12, -3, 10):
 viz.table(rows)
 
 # %% [markdown]
-# You get zeros without any warning, and the training run goes on. A rank that doesn't have the row of an ID assumes that another rank has it. The ID 10 is even worse. On four ranks, our table of ten words is padded to twelve rows, so the ID 10 finds a padding row, and the model trains this row. You won't notice anything until you load a checkpoint, which stores only the ten real rows.
+# You get zeros without any warning, and the training run goes on. A rank that doesn't have the row of an ID assumes that another rank has it. The ID 10 is even worse. On four ranks, our table of ten words is padded to twelve rows, so the ID 10 hits a padding row, and the model trains that row. You won't notice anything until you load a checkpoint, which stores only the ten real rows.
 #
-# The user of Megatron-LM asked for the obvious fix, which is to apply the same mask on a single GPU. But then you wouldn't even get an error on a single GPU anymore! SGLang's developers chose a better fix. One of their tests drew the ID 32,000 in about 1% of its runs, although the largest ID of a vocabulary with 32,000 tokens is 31,999. They fixed the test and added a check that raises an error for such IDs (pull request 27482, June 2026).
+# The Megatron-LM user asked for the obvious fix, which is to apply the same mask on a single GPU. But then you wouldn't even get an error on a single GPU anymore! SGLang's developers chose a better fix. One of their tests drew the ID 32,000 in about 1% of its runs, even though the largest ID in a vocabulary of 32,000 tokens is 31,999. They fixed the test and added a check that raises an error for such IDs (pull request 27482, June 2026).
 
 # %% tags=["setup"]
 from tplab.tensor import Block, Sharding, init_parameter
@@ -309,7 +309,7 @@ from tplab.tensor import Block, Sharding, init_parameter
 # %% [markdown] task="7.3" title="Fix the ID that no rank has" difficulty=3 minutes=12
 # The module below is complete, except that it doesn't check the IDs. Fix `forward`. For any ID outside the vocabulary, `forward` should raise an `IndexError` whose message names the ID and its position in `ids`, as in `ID 12 at [0, 3]`. A position has one number per dimension of `ids`. If several IDs are wrong, naming one of them is enough.
 #
-# You decide which ranks look for wrong IDs and when they raise the error, but no rank may wait forever for a rank that has raised an error. An empty tensor of IDs is valid. (The argument `padding_idx` has nothing to do with padding rows. It names a real token, which has an ID and a row.)
+# You decide which ranks look for wrong IDs and when they raise the error, but no rank may wait forever for one that has raised an error. An empty tensor of IDs is valid. (The argument `padding_idx` has nothing to do with padding rows. It names a real token, which has an ID and a row.)
 
 
 # %% exercise="7.3"
@@ -394,7 +394,7 @@ with show_failure():
 # %% [markdown]
 # <details><summary>Going deeper: how to check IDs on a GPU without waiting for it</summary>
 #
-# The statement `if wrong.any()` needs its answer on the CPU. If the IDs are on a GPU, the CPU has to stop and wait for this answer in every step, although it would normally run ahead and launch the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay. The vector of a wrong ID becomes NaN right away, so it can't be mistaken for a result. Meanwhile, the first wrong ID and its position are copied to the CPU in the background, and the *next* call raises the error.
+# The statement `if wrong.any()` needs the answer on the CPU. If the IDs are on a GPU, the CPU has to stop and wait for this answer in every step instead of running ahead and launching the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay. The vector of a wrong ID becomes NaN right away, so it can't be mistaken for a result. Meanwhile, the first wrong ID and its position are copied to the CPU in the background, and the *next* call raises the error.
 #
 # </details>
 #
@@ -441,7 +441,7 @@ def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
 
 
 # %% [markdown] hints="7.4"
-# 1. Which layer from chapter 04 computes its output in the same way, and which operator comes before its matmul? For the padding, suppose that four ranks hold three rows each, and that `vocab_size` is 10. Which columns of which rank's logits are padding? Does your rule also work if a rank has *only* padding?
+# 1. Which layer from chapter 04 computes its output the same way, and which operator comes before its matmul? For the padding, suppose that four ranks hold three rows each, and that `vocab_size` is 10. Which columns of which rank's logits are padding? Does your rule also work if a rank has *only* padding?
 # 2. Use `F.linear(copy_to_region(x, group), weight)`. Column `i` of rank `r` belongs to token `r * len(weight) + i`. Compare these numbers with `vocab_size`, and fill the logits of padding with `masked_fill(padding, -torch.inf)`. Do this before you gather.
 # 3. Let `tokens = dist.get_rank(group) * len(weight) + torch.arange(len(weight), device=x.device)` and `logits = logits.masked_fill(tokens >= vocab_size, -torch.inf)`, unless `vocab_size` is `None`. With `gather`, return `gather_from_region(logits, group)[..., :vocab_size]`.
 
@@ -468,7 +468,7 @@ viz.play(
 # %% [markdown]
 # ## Tie both ends and train
 #
-# Now let's train a model whose embedding and output layer share one table. The model reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and symbols, plus a token for everything else. That makes 1,009 tokens, which is a prime number.
+# Now let's train a model whose embedding and output layer share one table. The model reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and symbols, plus a token for everything else. That makes 1,009, which is a prime number.
 
 # %%
 import re
@@ -574,7 +574,7 @@ viz.curves(curves, title=f"{STEPS} steps with {VOCAB} tokens")
 #
 # What if you forget the f before the output layer? We call everything between the embedding and the output layer the model's **body**. Without f, each rank's body only learns from the logits of that rank's half of the vocabulary.
 #
-# **Predict.** Without f, is the very first loss still correct? (Write `True` or `False`.) After 150 steps, is the loss "higher", "equal", or "lower" than the correct loss?
+# **Predict.** Without f, is the very first loss still correct? (Write `True` or `False`.) After 150 steps, how does the loss compare with the correct loss? (Write "higher", "equal", or "lower".)
 
 # %% predict="7.h"
 predict("7.h", first_loss_correct=True, last_loss="lower")
@@ -613,7 +613,7 @@ for rank, seen in enumerate(broken):
 viz.table(rows)
 
 # %% [markdown]
-# The loss is *lower* than the correct loss, so the loss curve doesn't warn you. Each rank trains its own body, with gradients that come only from the logits of its own rows, so after 150 steps, there are two different bodies. But a checkpoint contains only one of them. For the same text, the model on two ranks, the checkpoint of rank 0, and the checkpoint of rank 1 have three different losses, although all three losses should be equal.
+# The loss is *lower* than the correct loss, so the loss curve doesn't warn you. Each rank trains its own body using only the gradients from its own rows' logits, so after 150 steps, the two bodies are different. But a checkpoint contains only one of them. For the same text, the model on two ranks, the checkpoint of rank 0, and the checkpoint of rank 1 have three different losses, even though all three should be equal.
 #
 # Why is the checkpoint of rank 1 so much worse? Frequent words have low IDs, so their rows are all on rank 0, and the body of rank 1 never learned to predict these words. Apple's library for memory-efficient losses had the same bug, because it didn't sum the gradient of $Y$ across ranks (apple/ml-cross-entropy pull request 42, May 2025).
 
@@ -627,11 +627,11 @@ symptoms(7)
 #
 # - **Megatron-Core** has a class with the same name, `VocabParallelEmbedding`, in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple, which is 128 by default. In July 2024, a user quoted a version of this class that checked all IDs with an `assert` (issue 926). Release 0.19.2 doesn't check the IDs.
 #
-# - **Padding in the softmax.** In the same release of Megatron-Core, the loss function `vocab_parallel_cross_entropy` doesn't mask the logits of padding rows, so the softmax includes them. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. The padding rows also get gradients, so they learn, too.
+# - **Padding in the softmax.** In the same release of Megatron-Core, the loss function `vocab_parallel_cross_entropy` doesn't mask the logits of padding rows, so the softmax includes them. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. And because the padding rows get gradients, they learn, too.
 #
-# - **A mask on a single GPU.** In August 2026, a contributor proposed that vLLM should mask wrong IDs even on a single GPU (pull request 53977, still open in September). In vLLM, these wrong IDs are placeholders whose results are never used, so zeros do no harm. A mask is fine if the caller *knows* which errors it hides.
+# - **A mask on a single GPU.** In August 2026, a contributor proposed that vLLM mask wrong IDs even on a single GPU (pull request 53977, still open in September). In vLLM, these wrong IDs are placeholders whose results are never used, so zeros do no harm. A mask is fine if the caller *knows* which errors it hides.
 #
-# - **MaxText**, a library for JAX, really multiplies one-hot vectors by the table if you set its option `use_iota_embed`.
+# - **MaxText**, a library for JAX, actually multiplies one-hot vectors by the table if you set its option `use_iota_embed`.
 #
 # - **PyTorch** splits an `nn.Embedding` by rows if you parallelize it with `RowwiseParallel`. DTensor keeps the mask in a special placement, called `_MaskPartial`. The next cell compares DTensor's look-up with yours.
 #
@@ -667,4 +667,4 @@ from tplab.course import library
 library(7)
 
 # %% [markdown]
-# In this chapter, we cheated a little, because we gathered all the logits to compute the loss. For 1,024 tokens of GPT-2, the ranks would gather 206 MB of logits in every single step, although the loss is only one number per token. In the next chapter, you'll compute the same loss with messages of only 12 KB. How do you compute a softmax if each rank has only some of the logits?
+# We cheated a little in this chapter by gathering all the logits to compute the loss. With GPT-2's vocabulary and 1,024 tokens, the ranks would gather 206 MB of logits in every single step, even though the loss is only one number per token. In the next chapter, you'll compute the same loss with messages of only 12 KB. How do you compute a softmax if each rank has only some of the logits?

@@ -48,7 +48,7 @@ predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
 # %% [markdown] task="8.1" title="Log-sum-exp for two numbers per token" difficulty=3 minutes=14
 # Write a function that computes the first term of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. Your function has to follow these rules:
 #
-# - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf, as long as each token has at least one finite logit. On some ranks, all the logits of a token may be -inf.
+# - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf, as long as each token has at least one finite logit. On some ranks, all of a token's logits may be -inf.
 #
 # - In the forward pass, each rank may pass at most two numbers per token to collectives. The backward pass sends nothing.
 #
@@ -80,7 +80,7 @@ def vocab_logsumexp(logits, group=None):
 check("8.1", vocab_logsumexp)
 
 # %% [markdown]
-# Of course the ranks have to add up their exponentials. But why do they also have to subtract a maximum? In the next cell, two ranks compute a log-sum-exp in float32 in three ways. Both ranks start from the same three logits. Each row of the table adds one number to the logits of rank 0 and another number to the logits of rank 1.
+# Of course the ranks have to add up their exponentials. But why do they also have to subtract a maximum? In the next cell, two ranks compute a float32 log-sum-exp in three ways. Both ranks start from the same three logits. Each row of the table adds one number to the logits of rank 0 and another number to the logits of rank 1.
 
 
 # %%
@@ -113,7 +113,7 @@ viz.table(rows)
 # %% [markdown]
 # If the ranks don't subtract a maximum, everything is fine until a single logit exceeds 88. At that point, its exponential is infinite in float32, and so is the loss. If each rank subtracts its *own* maximum, nothing overflows, but the result is only correct if the two maxima happen to be equal. Otherwise, the two ranks get two different results, because you can't add up exponentials that were scaled differently.
 #
-# So the ranks have to agree on one number $m$ per token, which they subtract from all of the token's logits. The exact maximum is a convenient choice, but any number near the maximum would do. Since the result doesn't depend on $m$, autograd may treat $m$ as a constant.
+# So the ranks have to agree on one number $m$ per token and subtract it from all of the token's logits. The exact maximum is a convenient choice, but any number near the maximum would do. Since the result doesn't depend on $m$, autograd may treat $m$ as a constant.
 #
 # ## From a sum to a loss
 #
@@ -205,7 +205,7 @@ check("8.2", VocabParallelCrossEntropy)
 #
 # ## Was it worth it?
 #
-# Let's compare four ways to compute the loss of 1,024 tokens. You can gather the logits and call PyTorch's loss, use your log-sum-exp and have autograd compute the gradient, use your autograd function, or use the course's version. We measure memory in shards, where one shard is as large as the logits on one rank. The measurement includes these logits.
+# Let's compare four ways to compute the loss of 1,024 tokens. You can gather the logits and call PyTorch's loss, use your log-sum-exp and have autograd compute the gradient, use your autograd function, or use the course's version. We measure memory in shards, where one shard is the size of one rank's logits. The measurement includes these logits.
 
 # %%
 from tplab.memory import MemoryMeter
@@ -270,9 +270,9 @@ viz.table([{"p = 2": name} | row for name, row in measured.items()])
 predict("8.c", divided_by=5, log_of=15, with_padding=16)
 
 # %% [markdown] task="8.3" title="The loss of a real run" difficulty=3 minutes=10
-# Extend your loss so that it handles padding and ignored tokens. Columns whose ID is `vocab_size` or more are padding, no matter which rank has them. `ignore_index` may be any integer, even a negative number or a number that's larger than every ID.
+# Extend your loss so that it handles padding and ignored tokens. A column is padding if its ID is `vocab_size` or more, no matter which rank it's on. `ignore_index` may be any integer, even a negative number or a number that's larger than every ID.
 #
-# There's also a trap. If a target isn't an ID at all, *no* rank has it. Then every rank contributes a 0, and you get a wrong loss without an error. So raise an `IndexError` on every rank if a target is neither an ID of the vocabulary nor `ignore_index`.
+# Watch out for one trap. If a target isn't an ID at all, *no* rank has it. Then every rank contributes a 0, and you get a wrong loss without an error. So raise an `IndexError` on every rank if a target is neither an ID of the vocabulary nor `ignore_index`.
 
 
 # %% exercise="8.3"
@@ -386,7 +386,7 @@ viz.table([{"run": name, "first loss": f"{losses[0]:.6f}",
 # %% [markdown]
 # The first loss of a training run is the cheapest test there is. A model that hasn't learned anything gives all 256 bytes about the same probability, so its loss has to be close to $\ln 256 = 5.545$. You should compute this number for every model you train, because you can recognize some bugs by the first loss.
 #
-# **Predict.** A colleague trains the same model, but calls `VocabParallelCrossEntropy` directly. On one rank, your colleague's first loss is also 5.515. But on two ranks, the first loss is 6.208, and on four ranks, it's 6.901. Which logits does your colleague pass to the function? Write "gathered" (all 256 logits, on every rank), "padded" (this rank's columns, without masking the padding), or "scaled" (logits that were multiplied by the number of ranks).
+# **Predict.** A colleague trains the same model, but calls `VocabParallelCrossEntropy` directly. On one rank, your colleague's first loss is 5.515, just like yours. But on two ranks, the first loss is 6.208, and on four ranks, it's 6.901. Which logits does your colleague pass to the function? Write "gathered" (all 256 logits, on every rank), "padded" (this rank's columns, without masking the padding), or "scaled" (logits that were multiplied by the number of ranks).
 
 # %% predict="8.d"
 predict("8.d", they_pass="gathered")
@@ -444,7 +444,7 @@ runs = {"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}
 viz.curves(runs, title="the loss on two ranks")
 
 # %% [markdown]
-# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each training step raises two logits per token. One of them belongs to the target, but the other one belongs to some other ID. Such a gradient can never become zero, because its elements don't add up to zero.
+# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is that on two ranks, each training step raises two logits per token. One belongs to the target, but the other belongs to an unrelated ID. Such a gradient can never become zero, because its elements don't add up to zero.
 #
 # ## Fix it
 #
@@ -490,7 +490,7 @@ compare(as_shipped, logits, target)
 predict("8.f", ranks_agree=True, correct=True)
 
 # %% [markdown] task="8.4" title="Fix label smoothing" difficulty=4 minutes=10
-# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. In the forward pass, you may send one more number per token. The backward pass still sends nothing. The vocabulary has `vocab_size` IDs, and all other columns are padding. Don't be surprised if you get a correct loss with a wrong gradient at first.
+# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. In the forward pass, you may send one more number per token. The backward pass still sends nothing. The vocabulary has `vocab_size` IDs, and all other columns are padding. Don't be surprised if your loss is correct at first but your gradient isn't.
 
 
 # %% exercise="8.4"
@@ -521,7 +521,7 @@ def smoothed_loss(logits, target, label_smoothing, *, vocab_size, group=None):
 
 
 # %% [markdown] hints="8.4"
-# 1. Is `logits.shape[-1]` the number of IDs in the vocabulary? Over which IDs does `log_probs.mean(-1)` average, and over which IDs should it average? To average over the right IDs, what does a rank need to get from the other ranks for each token? If your gradient is wrong, remember that every rank subtracts the same log-sum-exp from its own logits. In the backward pass, each rank computes only its own contribution to the gradient of the log-sum-exp. Could you subtract the log-sum-exp *after* the sum over all ranks instead?
+# 1. Is `logits.shape[-1]` the number of IDs in the vocabulary? Over which IDs does `log_probs.mean(-1)` average, and over which IDs should it average? To average over the right IDs, what does a rank need from the other ranks for each token? If your gradient is wrong, remember that every rank subtracts the same log-sum-exp from its own logits. In the backward pass, each rank computes only its own contribution to the gradient of the log-sum-exp. Could you subtract the log-sum-exp *after* the sum over all ranks instead?
 # 2. The average of the log-probabilities is the average of the logits minus the log-sum-exp. So use g to add up the logits of all ranks, divide the sum by `vocab_size`, and then subtract `lse`. In the padding columns, the logits are -inf. What should these columns contribute to the sum?
 # 3. Use `vocab_size` in the first line. Compute `total = reduce_from_region(logits.masked_fill(padding, 0).sum(-1), group)`, and then `mean_log_probs = total / vocab_size - lse`.
 
@@ -536,7 +536,7 @@ compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 #
 # Did you get a wrong gradient along the way? Suppose each rank subtracts the log-sum-exp from its own logits *before* the sum over the ranks. Then each rank gets only the contribution of its own columns to the gradient of the log-sum-exp. In exercise 6.5, each copy of a weight had the same problem. If you passed the log-sum-exp through f, these contributions would be added up, but the backward pass would have to send a message. If you subtract the log-sum-exp *after* the sum instead, the gradient is correct without a message.
 #
-# The first loss of a training run wouldn't have revealed this bug. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks, and not only in the first step.
+# The first loss of a training run wouldn't have revealed this bug. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses across ranks, and not just in the first step.
 
 # %%
 symptoms(8)
@@ -546,7 +546,7 @@ symptoms(8)
 #
 # <details><summary>Going deeper: two messages, GRPO, overwritten logits, and no logits at all</summary>
 #
-# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them into the same message. And if you only need the mean loss, you don't have to send the target's logit (after the maximum has been subtracted, so $z_t - m$) for each token, because the sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, sends the sum of the exponentials and the target's logit in a single message.
+# - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them in the same message. And if you only need the mean loss, you don't have to send $z_t - m$, the target's logit minus the maximum, for each token. Its sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, sends the sum of the exponentials and the target's logit in a single message.
 #
 # - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) saves memory by overwriting the logits, if they're in float32. It first overwrites them with their exponentials and then with the gradient. This saves a whole shard, but the caller loses the logits. In May 2025, somebody proposed copying the logits first (pull request 1594, still open). The function doesn't raise an error if a target isn't in the vocabulary.
 #
@@ -594,4 +594,4 @@ from tplab.course import library
 library(8)
 
 # %% [markdown]
-# Your loss is the same on 1, 2, and 4 ranks. But suppose that the model uses dropout, and two ranks drop different elements of a tensor that should be the same on both ranks. Both ranks would still report the same loss, because they compute it from the same all-reduced numbers. And yet, they would no longer train the same model. Which random numbers may differ between ranks, and which ones have to be the same?
+# Your loss is the same on 1, 2, and 4 ranks. But suppose that the model uses dropout, and two ranks drop different elements of a tensor that should be the same on both. The two ranks would still report the same loss, because they compute it from the same all-reduced numbers. And yet, they would no longer train the same model. Which random numbers may differ between ranks, and which ones have to be the same?

@@ -61,7 +61,7 @@ viz.table([{"run": name, "rank": rank, "text": repr(seen)}
            for name, run in runs.items() for rank, seen in enumerate(run)])  # fmt: skip
 
 # %% [markdown]
-# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks wrote different texts. But each rank stores only half of every row of the table. When the two ranks looked up different bytes and gathered the two halves, the row they got belonged to neither byte. So *neither* text is what the model would have generated on a single rank.
+# Both ranks started from the same seed, so they sampled the same bytes until rank 0 drew an extra random number. From then on, the two ranks wrote different texts. But each rank stores only half of every row of the table. When the two ranks looked up different bytes and gathered the two halves, the resulting row belonged to neither byte. So *neither* text is what the model would have generated on a single rank.
 #
 # You might conclude that all ranks should use the same seed, and that no rank should ever draw a random number on its own. But what about **dropout**? With a rate of $r$, dropout sets each element of a tensor to zero with probability $r$ and divides the other elements by $1 - r$. The dropout **mask** determines which elements are kept.
 #
@@ -160,7 +160,7 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 # On a CPU, torch only uses the last 32 bits of a seed. The two seeds in this cell differ only in a higher bit, so both generators return the same numbers.
 
 # %% [markdown] task="9.2" title="Seeds that never meet" difficulty=2 minutes=8
-# Return the seeds of a rank's three random streams. If the table above says that two streams have to draw the same numbers, they need the same seed. All other streams need different seeds. This has to be true for every nonnegative `seed`, with up to 1000 replicas and up to 1000 ranks per replica. (A hash function wouldn't work, because among a million hashes, some have the same last 32 bits.)
+# Return the seeds of a rank's three random streams. According to the table above, some streams have to draw the same numbers, so they need the same seed. All other streams need different seeds. Your function has to work for every nonnegative `seed`, with up to 1000 replicas and up to 1000 ranks per replica. (A hash function wouldn't work, because among a million hashes, some have the same last 32 bits.)
 
 
 # %% exercise="9.2"
@@ -226,13 +226,13 @@ def set_state(state):
 # To write a method like `fork`, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after the `yield` runs when the block ends. If the block raises an exception, Python raises that exception at the `yield`.
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
-# Write the tracker with the help of `get_state` and `set_state`. To get the initial state of a stream, create a separate generator, `torch.Generator(device())`, and call its methods `manual_seed(seed)` and `get_state()`.
+# Write the tracker using `get_state` and `set_state`. To get the initial state of a stream, create a separate generator, `torch.Generator(device())`, and call its methods `manual_seed(seed)` and `get_state()`.
 #
-# - `add` adds a stream. If its name or its seed is already taken, `add` raises a `ValueError` and leaves the tracker as it was. Once a seed has been used, it stays taken. Adding a stream must not change the numbers that torch draws from its default generator.
+# - `add` adds a stream. If its name or its seed is already taken, `add` raises a `ValueError` and leaves the tracker unchanged. Once a seed has been used, it stays taken. Adding a stream must not change the numbers that torch draws from its default generator.
 #
-# - `fork` takes the name of a stream and raises an error if there's no such stream. At the end of the `with` block, `fork` stores the new state of the stream and restores torch's previous state, even if the block raises an exception. The exception must still reach the caller. It must be possible to nest the forks of different streams.
+# - `fork` takes the name of a stream and raises an error if there's no such stream. At the end of the `with` block, `fork` stores the new state of the stream and restores torch's previous state, even if the block raises an exception. The exception must still reach the caller. You must be able to nest forks of different streams.
 #
-# - `state_dict` returns the current states of all streams. These returned states must not change when the tracker's states change later. `load_state_dict` takes such states, and from then on, each stream continues from its loaded state. It also works in a different tracker with the same stream names. After `load_state_dict`, all seeds that were taken before are still taken.
+# - `state_dict` returns the current states of all streams. These returned states must not change when the tracker's states change later. `load_state_dict` takes such states, and from then on, each stream continues from its loaded state. It also works in a different tracker with the same stream names. Loading doesn't free any seeds that were already taken.
 
 
 # %% exercise="9.3"
@@ -465,7 +465,7 @@ def train(only=None):
 
 
 # %% [markdown]
-# **Predict.** Compare the second and the third run. Which stream, "sharded" or "replicated", makes the two ranks report different losses in the first step? Which one makes their replicated parameters drift apart? And which one leaves both the losses and the replicated parameters looking perfectly healthy?
+# **Predict.** Compare the second and third runs. Which stream, "sharded" or "replicated", makes the two ranks report different losses in the first step? Which one makes their replicated parameters drift apart? And which one leaves both the losses and the replicated parameters looking perfectly healthy?
 
 # %% predict="9.c"
 predict("9.c", two_first_losses="sharded", drift="sharded", looks_healthy="replicated")
@@ -499,7 +499,7 @@ viz.table(rows, title=f"with independent masks, the std is {std:.4f}")
 #
 # Megatron-Core runs its transformer blocks inside two context managers. One of them selects a stream of the tracker, and the other one switches to 8-bit precision. In June 2023, a developer combined the two in one `with` statement and got a single word wrong. A user reported the bug in July 2024 (NVIDIA/Megatron-LM issue 903). In October 2024, a maintainer wrote that nobody had studied how the bug affected training, because many of the team's own models don't use dropout (issue 1256). The bug only affected models that use sequence parallelism (chapter 12).
 #
-# The next cell contains your block with the same bug. Your tracker and your seeds are fine, and yet both ranks drop the same elements of their own heads and of their own MLP columns.
+# The next cell contains your block with the same bug. Your tracker and your seeds are fine, and yet both ranks use the same masks for their own heads and their own MLP columns.
 
 # %% [markdown] task="9.4" title="Fix the block that forgot its streams" difficulty=2 minutes=8
 # Find out where the random numbers for the masks really come from, and why. Then fix `forward`. The block's four linear layers have to run inside the context manager that `self.precision()` returns, for example `torch.autocast("cuda", torch.bfloat16)`. By default, this context manager does nothing.
@@ -550,7 +550,7 @@ check("9.4", MixedPrecisionBlock)
 #
 # ## Run it again
 #
-# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block stores only its input. When the backward pass reaches the block, the block's forward pass runs a second time. This second run is called **recomputation**.
+# The backward pass needs many of the tensors computed by the forward pass. With **activation checkpointing**, a block stores only its input. When the backward pass reaches the block, the block's forward pass runs a second time. This second run is called **recomputation**.
 #
 # Does the recomputation drop the same elements as the first run? With torch's default generator, it does, because `torch.utils.checkpoint` restores the generator's state before the recomputation. But what if dropout draws from one of your tracker's streams? Let's try both with $y = \mathrm{dropout}(x)^2$ at $x = 1$, where the correct gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
 #
@@ -591,12 +591,12 @@ def table_of(run_again):
 table_of(torchs_own)
 
 # %% [markdown]
-# With your tracker's streams, half of the gradient's elements are wrong. Torch doesn't know about your tracker, so in the recomputation, dropout draws the stream's next numbers instead of repeating the numbers of the first run. Whenever an element of $x$ is kept in one run and dropped in the other one, its gradient is wrong. You wouldn't notice this bug at first, because the forward pass is still correct, and so is the loss of the first step.
+# With streams from your tracker, half of the gradient's elements are wrong. Torch doesn't know about your tracker, so in the recomputation, dropout draws the stream's next numbers instead of repeating the numbers of the first run. Whenever an element of $x$ is kept in one run and dropped in the other, its gradient is wrong. You wouldn't notice this bug at first, because the forward pass is still correct, and so is the loss of the first step.
 #
-# To solve this problem, you can use `context_fn`, an argument of `torch_checkpoint`. You pass it a function that takes no arguments and returns two context managers. Torch enters the first context manager for the first run and the second one for the recomputation. If you don't need one of them, use `nullcontext()`, a context manager that does nothing.
+# To solve this problem, use the argument `context_fn` of `torch_checkpoint`. You pass it a function that takes no arguments and returns two context managers. Torch enters the first context manager for the first run and the second one for the recomputation. If you don't need one of them, use `nullcontext()`, a context manager that does nothing.
 
 # %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
-# Write `checkpoint` with the help of `torch_checkpoint` and the tracker's methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. When a function is recomputed, it has to draw the same numbers as in *its own* first run, so you have to restore the states that the streams had at that time. After the recomputation, the states of all streams must be the same as if the function had run only once.
+# Write `checkpoint` using `torch_checkpoint` and the tracker's methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. When a function is recomputed, it has to draw the same numbers as in *its own* first run, so you have to restore the states that the streams had at that time. After the recomputation, the states of all streams must be the same as if the function had run only once.
 #
 # Your function should also work if a model checkpoints several blocks one after another, and if the weights of a block need gradients but its input `x` doesn't.
 
@@ -629,7 +629,7 @@ def checkpoint(function, *args, tracker):
 # %% [markdown] hints="9.5"
 # 1. The recomputation begins long after your function `checkpoint` has returned. Which states do the tracker's streams need at the beginning of the recomputation? When is the last chance to save these states?
 # 2. Call `tracker.state_dict()` before the first run. Then write a context manager `replay` for the recomputation. When the recomputation begins, `replay` saves the current states of the streams and loads the states from before the first run. When the recomputation ends, `replay` loads the states that it saved at the beginning.
-# 3. Decorate `replay` with `@contextmanager`. `replay` first keeps the current states with `now = tracker.state_dict()`, and then calls `tracker.load_state_dict(before_first_run)`. Put the `yield` into a `try` block, and restore the states with `tracker.load_state_dict(now)` in its `finally` block. Return `torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))`.
+# 3. Decorate `replay` with `@contextmanager`. First save the current states with `now = tracker.state_dict()`, and then call `tracker.load_state_dict(before_first_run)`. Put the `yield` into a `try` block, and restore the states with `tracker.load_state_dict(now)` in its `finally` block. Return `torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))`.
 
 # %% check="9.5"
 check("9.5", checkpoint)
@@ -640,7 +640,7 @@ table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 # %% [markdown]
 # In the animation below, each row of boxes is a random stream, each box is one random number, and dropout reads the numbers from left to right.
 #
-# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. In each stream, a flag marks the position where step 2 started. Your checkpointing goes back to this position before it recomputes step 2, so the masks are the same as in the first run.](pictures/tapes.svg)
+# ![An animation that shows, for each of two ranks, the random numbers of torch's default generator and of the streams "replicated" and "sharded". Each time dropout runs, it reads the next four numbers of a stream. Both ranks have the same numbers in the stream "replicated" and different numbers in the stream "sharded". When rank 0 draws an extra number for a log message, only its default generator advances. When torch's own checkpointing recomputes step 2, the streams continue with new numbers, so the masks are wrong. In each stream, a flag marks the position where step 2 started. Your own checkpointing goes back to the flag before it recomputes step 2, so the masks are the same as in the first run.](pictures/tapes.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -687,19 +687,19 @@ symptoms(9)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, checkpoints, and what "the same model" means</summary>
 #
-# - **Megatron-Core** has a tracker like yours in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it also refuses names and seeds that are already taken. Instead of a stream "replicated", Megatron-Core uses torch's default generator. The seed of the stream for sharded tensors is `seed + 2718 + rank`, and a comment says that 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they use the same mask, although they train on different texts. A single process would use a different mask for each text.
+# - **Megatron-Core** has a tracker like yours in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it also refuses names and seeds that are already taken. Instead of a stream "replicated", Megatron-Core uses torch's default generator. The seed of the stream for sharded tensors is `seed + 2718 + rank`, and a comment says that 2718 is "just for fun". According to the docstring, all replicas draw the same numbers from that stream, so they use the same mask even though they train on different texts. A single process would use a different mask for each text.
 #
 # - **Text generation.** In OpenAI's reference implementation of gpt-oss, each rank samples the next token on its own. If one rank ever draws an extra random number, the ranks generate different texts, just like the two ranks at the beginning of this chapter (openai/gpt-oss issue 270, August 2026).
 #
-# - **Initial values.** In chapter 04, every rank drew the full weight and kept only its own shard. GPT-3's embedding table has 51,200 padded rows of 12,288 elements, so every rank would need 2.52 GB for the full table in float32. Megatron-Core uses a cheaper method, which you met as `shard` in exercise 9.1. Each rank draws only its own shard, inside a fork of the tracker, and this shard takes up 0.31 GB on eight ranks. (The standard deviation of the elements doesn't depend on the shard's shape.) In return, the initial weights depend on the number of ranks.
+# - **Initial values.** In chapter 04, every rank drew the full weight and kept only its own shard. GPT-3's embedding table has 51,200 padded rows of 12,288 elements, so every rank would need 2.52 GB for the full table in float32. Megatron-Core uses a cheaper method, which you met as `shard` in exercise 9.1. Each rank draws only its own shard, inside a fork of the tracker, and this shard takes up 0.31 GB on eight ranks. (The standard deviation of the elements doesn't depend on the shard's shape.) The downside is that the initial weights depend on the number of ranks.
 #
-# - **Checkpoints of a training run** must contain the states of *every* rank's tracker. In August 2026, a developer found that Megatron-LM saved some of the streams on a single rank and then loaded these states on many other ranks. After a training run with experts was resumed on 256 ranks, 252 of the ranks had the wrong state in the stream that the experts draw from (NVIDIA/Megatron-LM pull request 6858).
+# - **Checkpoints of a training run** must contain the states of *every* rank's tracker. In August 2026, a developer found that Megatron-LM saved some of the streams on a single rank and then loaded these states on many other ranks. After a training run with experts was resumed on 256 ranks, 252 of them had the wrong state for the stream that the experts draw from (NVIDIA/Megatron-LM pull request 6858).
 #
 # - **Activation checkpointing** had a similar bug in the training library OLMo-core, which didn't restore the state of torch's default generator before the recomputation. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828, August 2026).
 #
 # - **PyTorch's DTensor** doesn't need several random streams, but it needs a GPU. A GPU's generator computes its random numbers from a seed and an offset, so each rank can jump directly to the offset of its own shard. A CPU's generator can't do that, so the class `OffsetBasedRNGTracker` raises an error on a CPU.
 #
-# - **What does "the same model" mean?** If a model only uses dropout after g, your training runs on 1, 2, and 4 ranks agree to the last digits. If the model also uses dropout between f and g, the three training runs differ, although nothing is wrong. Two ranks draw different masks for their shards than a single rank would draw for the full tensor, but these masks are just as random.
+# - **What does "the same model" mean?** If a model only uses dropout after g, your training runs on 1, 2, and 4 ranks agree down to the last few digits. If the model also uses dropout between f and g, the three training runs differ, although nothing is wrong. The masks that two ranks draw for their shards aren't the ones a single rank would draw for the full tensor, but they're just as random.
 #
 # </details>
 #

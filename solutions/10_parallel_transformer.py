@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · The parallel transformer
 #
-# You've built an attention layer, an MLP, an embedding, and a loss that run on any number of ranks. But a transformer also has norms, biases, dropout, and residual connections. Do the ranks have to communicate for any of these? They don't, if you put each operation in the right place. But it's surprisingly easy to pick the wrong place.
+# You've built an attention layer, an MLP, an embedding, and a loss that run on any number of ranks. But a transformer also has norms, biases, dropout, and residual connections. Do the ranks have to communicate for any of these? They don't, as long as you put each operation in the right place. But it's surprisingly easy to pick the wrong one.
 #
 # By the end of this chapter, your GPT will train on two processes with the same loss as plain PyTorch, and it will write some Python. You need chapters 04 to 09. About 75 minutes, plus 10 minutes for an optional section.
 
@@ -58,7 +58,7 @@ viz.table([{"x is added": way, "new stream": stream,
            for way, (stream, dx) in ranks[0].items()])  # fmt: skip
 
 # %% [markdown]
-# If every rank adds $x$ before g, the result contains $x$ not once but $p$ times. If only rank 0 adds $x$, the result is correct, but it doesn't depend on rank 1's $x$. So rank 1 gets a wrong gradient, and all earlier layers are trained with it.
+# If every rank adds $x$ before g, the result contains $x$ not once but $p$ times. If only rank 0 adds $x$, the result is correct, but it doesn't depend on rank 1's $x$. So rank 1 gets a wrong gradient and trains all its earlier layers with it.
 
 
 # %% [markdown] task="10.1" title="Seven operations" difficulty=3 minutes=8
@@ -67,14 +67,14 @@ viz.table([{"x is added": way, "new stream": stream,
 # | name | what happens to `y` |
 # |---|---|
 # | `"add"` | the original $x$ is added |
-# | `"bias"` | the block's final bias, `[h]`, is added, which every rank has in full |
+# | `"bias"` | the block's final bias, `[h]`, which every rank has in full, is added |
 # | `"block"` | this rank's shards of the block's two matrices turn `y` into this rank's partial sum |
 # | `"dropout"` | some elements are dropped, the same ones on every rank |
 # | `"f"` | `copy_to_region`: an all-reduce in the backward pass only |
 # | `"g"` | `reduce_from_region`: an all-reduce in the forward pass only |
 # | `"norm"` | a `LayerNorm`, whose weight and bias every rank has in full |
 #
-# Put the seven names in the right order. In a single process, the norm comes first, and the block reads its output. Dropout is applied to the sum of the block's output and the final bias, and at the very end, the original $x$ is added.
+# Put the seven names in the right order. In a single process, the norm comes first, and the block reads the norm's output. Dropout is applied to the sum of the block's output and the final bias, and at the very end, the original $x$ is added.
 #
 # The check compares the output and all gradients with a single-process run.
 
@@ -89,18 +89,18 @@ def block_order():
 
 # %% [markdown] hints="10.1"
 # 1. Start with a single process, where f and g do nothing. In which order do the other five operations have to run? Then suppose there are several ranks. After which operation do the ranks hold different tensors?
-# 2. From g until the next block, all ranks hold the same tensors, so they can all run the same operations. If a rank adds a bias or a residual before g, g adds up the copies of all ranks, and the result contains the bias or the residual `p` times. In the backward pass, each rank has only its own contribution to the gradient until f adds up the contributions of all ranks. Which of the operations have parameters that need the full gradient?
+# 2. From g until the next block, all ranks hold the same tensors, so they can all run the same operations. If every rank adds a bias or a residual before g, the result contains the bias or the residual `p` times, because g adds up all the copies. In the backward pass, each rank has only its own contribution to the gradient until f adds up the contributions of all ranks. Which of the operations have parameters that need the full gradient?
 # 3. In a single process, the order is norm, block, bias, dropout, add. The operators f and g go right before and right after the block.
 
 # %% check="10.1"
 check("10.1", block_order)
 
 # %% [markdown]
-# There are 5,040 possible orders. On two ranks, seven of them compute the correct output, but only one of the seven also computes the correct gradients. Three rules lead you to this order:
+# There are 5,040 possible orders. On two ranks, seven of them produce the correct output, but only one produces the correct gradients as well. Three rules lead you to this order:
 #
 # - From g until the next f, all ranks hold the same tensors, so norms and dropout need no communication.
 #
-# - Biases and residuals should be added only once, so they're added after g.
+# - Biases and residuals should be added only once, so they come after g.
 #
 # - In the backward pass, f adds up the gradient contributions of all ranks. A norm needs the full gradient for its own parameters, so the norm comes before f.
 #
@@ -172,7 +172,7 @@ print(stream)
 #
 # Megatron-Core has a switch for a float32 residual stream, `fp32_residual_connection`. After each block, a single function adds the final bias, applies dropout, and adds the residual, so that a GPU can run all three operations as one. To make this possible, a block with the option `skip_bias_add` returns its output and its final bias as two separate tensors.
 #
-# The next cell contains our own version of this function, with a bug that Megatron-Core shipped. The cell runs 48 layers, with the switch off and with the switch on, and measures the largest error in the residual stream.
+# The next cell contains our own version of this function, with a bug that Megatron-Core shipped. The cell runs 48 layers, once with the switch off and once with it on, and measures the largest error in the residual stream.
 
 # %% tags=["setup"]
 from tplab.tensor import dropout  # dropout with the random states from chapter 09
@@ -253,9 +253,9 @@ viz.table(switched(bias_dropout_add))
 #
 # - A **decoder** layer, as in a GPT, has a causal mask.
 #
-# - A **decoder layer with cross-attention** has a third block between the other two, which reads the memory from chapter 06. Like the other two blocks, it has a norm and a residual connection. Its norm is only applied to $x$, not to the memory.
+# - A **decoder layer with cross-attention** has a third block between the other two, which reads the memory, as in chapter 06. Like the other two blocks, it has a norm and a residual connection. Its norm is only applied to $x$, not to the memory.
 #
-# In the very first transformer, the norms came after the residuals were added (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the output of a norm is used twice, as the input of the next block and as the residual of the next block. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. (Only the norm before the very first block is new, because the original transformer had no norm there.) Megatron calls this option `apply_residual_connection_post_layernorm`.
+# In the very first transformer, the norms came after the residuals were added (Vaswani et al. 2017). This order is called **post-LN**, and ours is called **pre-LN**. With post-LN, the output of a norm is used twice, as the next block's input and as its residual. So to get post-LN, you can keep our norms where they are and use their *outputs* as the residuals. (Only the norm before the very first block is new, because the original transformer had no norm there.) Megatron calls this option `apply_residual_connection_post_layernorm`.
 
 # %% tags=["setup"]
 # nn.LayerNorm, but it computes in the dtype of its input
@@ -269,9 +269,9 @@ from tplab.tensor import ParallelAttention, ParallelMLP
 #
 # - `forward` receives two masks, one for the padding tokens of $x$ and one for the padding tokens of the memory. Both kinds of attention take a mask as their `key_padding_mask`, which has to be `True` wherever a *key* belongs to a padding token. Which of the two masks does each kind of attention need?
 #
-# - Attention also applies dropout to its weights, for which it needs the tracker `rng`. For the dropout after each block, call your `bias_dropout_add` with the rate `self.hidden_dropout`.
+# - Attention also applies dropout to its attention weights, and it needs the tracker `rng` to do so. For the dropout after each block, call your `bias_dropout_add` with the rate `self.hidden_dropout`.
 #
-# - The residual stream may be in float32 while the weights are in bfloat16. A norm preserves the dtype of its input, but a block needs an input with the dtype of the weights. (The memory already has this dtype.)
+# - The residual stream may be in float32 while the weights are in bfloat16. A norm preserves the dtype of its input, but a block needs its input in the dtype of the weights. (The memory already has this dtype.)
 
 
 # %% exercise="10.3"
@@ -332,7 +332,7 @@ class ParallelTransformerLayer(nn.Module):
 
 # %% [markdown] hints="10.3"
 # 1. Write the layer for a single process first. On several ranks, the code for replicated tensors stays the same. Which of the layer's tensors are replicated? And in cross-attention, do the keys come from `x` or from the memory? This tells you whose padding tokens have to be masked.
-# 2. You need the same four steps for each block. Apply the norm, call the block, choose the residual, and call `bias_dropout_add`. The residual is the norm's output if `self.post` is True, and the norm's input otherwise. The result is the `x` of the next block.
+# 2. Each block takes the same four steps: apply the norm, call the block, choose the residual, and call `bias_dropout_add`. The residual is the norm's output if `self.post` is True, and the norm's input otherwise. The result is the `x` of the next block.
 # 3. Start with `normed = self.attention_norm(x)`. Then call `y, bias = self.attention(normed.to(self.attention_norm.weight.dtype), key_padding_mask=key_padding_mask, rng=rng)`. After that, set `x = bias_dropout_add(y, bias, normed if self.post else x, self.hidden_dropout, self.training, rng)`. If there's cross-attention, repeat these three steps with `self.cross_norm` and `self.cross_attention(normed, memory, key_padding_mask=memory_padding_mask, rng=rng)`. Don't forget to convert `normed` here, too. Finally, repeat the steps with `self.mlp_norm` and `self.mlp`.
 
 # %% check="10.3"
@@ -414,7 +414,7 @@ predict("10.e", all_reduces=12, of_bsh=10)
 # %% [markdown]
 # ## Smaller weights for deep models
 #
-# Initial weights usually have a standard deviation of 0.02. But in a deep model, $2L$ blocks add their outputs to the residual stream. If these outputs are independent and have the same variance, the stream's standard deviation grows like $\sqrt{2L}$. To prevent this, GPT-2 divides the standard deviation by $\sqrt{2L}$ for all weights whose output is added to the residual stream.
+# Initial weights usually have a standard deviation of 0.02. But in a deep model, $2L$ blocks add their outputs to the residual stream. If these outputs are independent and have the same variance, the stream's standard deviation grows like $\sqrt{2L}$. To prevent this, GPT-2 divides the standard deviation by $\sqrt{2L}$ for every weight matrix whose output is added to the residual stream.
 
 # %% tags=["setup"]
 from tplab.gpt import transformer
@@ -436,7 +436,7 @@ from tplab.tensor import (
 #
 # - If there are targets, return the mean loss from `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)`. Because the embedding is padded, this function needs the real vocabulary size, `self.config.vocab_size`.
 #
-# - `init_std` returns the standard deviation of an initial weight, given its name in `ParallelGPT`, for example `"layers.0.attention.qkv.weight"`.
+# - `init_std` takes the name of a weight in `ParallelGPT`, such as `"layers.0.attention.qkv.weight"`, and returns the standard deviation of its initial values.
 
 
 # %% exercise="10.4"
@@ -603,7 +603,7 @@ viz.curves(runs, title="a GPT on two ranks")
 #
 # ## Which token?
 #
-# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own part of the vocabulary, and all ranks have to choose the *same* token. If several tokens share the largest logit, the lowest ID should be chosen, as in `torch.argmax`.
+# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own part of the vocabulary, and all ranks have to choose the *same* token. If several tokens share the largest logit, the ranks should choose the lowest ID, as `torch.argmax` does.
 #
 # **Predict.** Suppose there are eight tokens. Rank 0 has the logits `[0.5, 2.0, -1.0, 2.0]`, and rank 1 has the logits `[1.0, 0.0, 3.0, 3.0]`. Which index does `argmax` return on each rank, and which ID should both ranks choose? On two ranks, GPT-2's 50,257 rows are padded to 50,432 rows. If you gathered the logits, how many logits per token would you get?
 
@@ -702,7 +702,7 @@ viz.table(rows)
 #
 # Let's return to the mistake from the beginning of this chapter and have every rank add the MLP's residual before g.
 #
-# **Predict.** Suppose you make this mistake and run your trained model on $p = 1$, 2, and 4 ranks. For which of these $p$ is the loss still correct? An untrained model should have a loss of about 5.9. Because of the mistake, the residual stream of the untrained model becomes too large, but before a block reads this stream, a norm scales it back. Is there any $p$ for which the untrained model's loss is off by more than 1? (Write `True` or `False`.)
+# **Predict.** Suppose you make this mistake and run your trained model on $p = 1$, 2, and 4 ranks. For which of these values of $p$ is the loss still correct? An untrained model should have a loss of about 5.9. Because of the mistake, the residual stream of the untrained model becomes too large, but a norm scales it back before each block reads it. Is there any $p$ for which the untrained model's loss is off by more than 1? (Write `True` or `False`.)
 
 # %% predict="10.g"
 predict("10.g", correct_for=(1,), untrained_off_by_more_than_1=False)
@@ -729,7 +729,7 @@ viz.table([{"weights": name, "layer": kind.__name__} | {
     for kind in (ParallelTransformerLayer, ResidualBeforeG)])  # fmt: skip
 
 # %% [markdown]
-# The mistake even *lowers* the untrained model's loss, and it's hard to notice, because the norms hide how large the residual stream has become. But the loss depends on $p$. So always compare your model with a single-rank run.
+# The mistake even *lowers* the untrained model's loss. It's hard to notice, because the norms hide how large the residual stream has become. But the loss depends on $p$. So always compare your model with a single-rank run.
 
 # %%
 symptoms(10)
@@ -740,11 +740,11 @@ symptoms(10)
 # A checkpoint of GPT-2 contains the same tensors as your GPT, but they have different names, and the weights of linear layers are stored as `[in, out]`.
 
 # %% [markdown] task="10.6" title="GPT-2's checkpoint as a table (optional)" difficulty=2 minutes=10
-# Return a dictionary with ten keys: `wte.weight` and `wpe.weight` (the embeddings of tokens and positions), and the `.weight` and the `.bias` of `attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, and `mlp.c_proj`. (The norms are replicated, so we leave them out.) Each value is a pair. Its first element says whether the tensor has to be transposed, and the second element says how to split the tensor *after* that.
+# Return a dictionary with ten keys: `wte.weight` and `wpe.weight` (the embeddings of tokens and positions), and the `.weight` and the `.bias` of `attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, and `mlp.c_proj`. (The norms are replicated, so we leave them out.) Each value is a pair. Its first element says whether to transpose the tensor, and its second element says how to split the tensor *after* that.
 #
 # - `"rows"` means that rank $r$ takes the $r$-th of $p$ equal slices along dimension 0. (The elements of a bias count as rows.) `"columns"` means the same for dimension 1.
 #
-# - `"qkv"` means that the tensor consists of three stacked parts, and each rank takes its rows of all three.
+# - `"qkv"` means that the tensor consists of three stacked parts, and each rank takes its rows from each part.
 #
 # - `"replicated"` means that every rank takes the full tensor.
 
@@ -780,7 +780,7 @@ def gpt2_plan():
 check("10.6", gpt2_plan)
 
 # %% [markdown]
-# The next cell converts the trained weights to GPT-2's format, loads them on two ranks with the help of your table, and computes the loss.
+# The next cell converts the trained weights to GPT-2's format, uses your table to load them on two ranks, and computes the loss.
 #
 # **Predict.** Suppose you forget to transpose one of the four weights. For which weight does the checkpoint still load without an error? (Write its name.)
 
@@ -852,13 +852,13 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss}
 #
 # - **Names change.** Your `init_std` depends on the names of the weights, and so does the initialization in `transformers`. In July 2026, a user noticed that `transformers` no longer scaled these weights in new GPT-2 models. The code compared each parameter's name with `"c_proj.weight"`, but by then, it received full names such as `"h.0.attn.c_proj.weight"`. Nothing raised an error, of course (huggingface/transformers issue 47458).
 #
-# - **The inference engine Mirage added a residual before g.** Until June 2026, every rank added one of the residuals, so on two GPUs, the result contained this residual twice. The developers fixed the bug by adding the residual only on rank 0. That's fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). Two months later, they found a model in which each rank's "residual" is only a partial sum. For this model, the fix was wrong, because it dropped the partial sums of all other ranks (pull request 753). So your code should always know whether a tensor is a partial sum or the full tensor.
+# - **Mirage, an inference engine, added a residual before g.** Until June 2026, every rank added the same residual before the all-reduce, so on two GPUs, the result included it twice. The developers fixed the bug by adding the residual only on rank 0. That's fine, because inference doesn't need any gradients (mirage-project/mirage pull request 722). Two months later, they found a model in which each rank's "residual" is only a partial sum. For this model, the fix was wrong, because it dropped the partial sums of all other ranks (pull request 753). So your code should always know whether a tensor is a partial sum or the full tensor.
 #
-# - **The training library GPT-NeoX added biases before g.** One of its models runs attention and the MLP side by side and computes $x + \text{attention} + \text{MLP}$. In this model, a single all-reduce adds up the partial sums of both blocks. Every rank added the final biases of both blocks before this all-reduce, so the result contained them $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
+# - **GPT-NeoX, a training library, added biases before g.** One of its models runs attention and the MLP side by side and computes $x + \text{attention} + \text{MLP}$. In this model, a single all-reduce adds up the partial sums of both blocks. Every rank added the final biases of both blocks before this all-reduce, so the result contained them $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
 #
-# - **Not every library chooses tokens your way.** SGLang gathers all the logits on every rank, even if it only needs the largest one. In August 2026, someone proposed that each rank should send only its best candidate, with the same rule for ties as yours (sgl-project/sglang pull request 35268, still open). In LightLLM, the same change increased the throughput by 14% on four H100s (ModelTC/LightLLM pull request 1511).
+# - **Not every library chooses tokens the way you do.** SGLang gathers all the logits on every rank, even if it only needs the largest one. In August 2026, someone proposed that each rank send only its best candidate, with the same rule for ties as yours (sgl-project/sglang pull request 35268, still open). In LightLLM, the same change increased the throughput by 14% on four H100s (ModelTC/LightLLM pull request 1511).
 #
-# - **If you draw the next token at random**, all ranks have to draw the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, the texts on the ranks may drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws a token on rank 0, and broadcasts this token. It also uses a KV cache.
+# - **If you draw the next token at random**, all ranks have to draw the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, the ranks may end up writing different texts. `tplab.gpt.generate` collects the $k$ best candidates from each rank, draws a token on rank 0, and broadcasts it. It also uses a KV cache.
 #
 # - **The memory's gradient** is all-reduced once per decoder layer, because every cross-attention has its own f. The gradient that the encoder gets is the sum over all decoder layers and all ranks. So you could leave out all of these f's and put a single f where the memory enters the decoder. Can you see why the gradients would stay the same?
 #
@@ -876,7 +876,7 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss}
 #
 # ## Your library so far
 #
-# Your library now contains a complete GPT. With the last command in the table below, your library generates a few tokens on two processes.
+# Your library now contains a complete GPT. The last command in the table below generates a few tokens on two processes.
 
 # %%
 from tplab.course import library

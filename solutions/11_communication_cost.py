@@ -35,7 +35,7 @@ from tplab.trace import trace_rank
 # %% [markdown]
 # ## Two ranks, one wait
 #
-# Let's watch two ranks wait. Both ranks run the forward and backward passes of a single column-parallel layer, on 2,048 tokens with $h = 1024$. `trace_rank` records when each rank computes and when it communicates. The ranks send real messages, but we pretend that these messages travel over a **slow link** with 400 MB/s. So each message counts as finished only when such a link would have delivered it.
+# Let's watch two ranks wait. Both ranks run the forward and backward passes of a single column-parallel layer, on 2,048 tokens with $h = 1024$. `trace_rank` records when each rank computes and when it communicates. The ranks send real messages, but we pretend that these messages travel over a **slow link** with 400 MB/s. So a message doesn't count as finished until such a link would have delivered it.
 
 
 # %%
@@ -69,7 +69,7 @@ title = "one column-parallel layer, forward and backward, on two ranks"
 viz.overlap({"chapter 04": before}, title=title)
 
 # %% [markdown]
-# The first `mm` is the matmul of the forward pass. The other two belong to the backward pass, and they compute the gradient of the weight and the gradient of $x$. Only after both of them does f start to sum the gradient of $x$ over the ranks. In the red part, the rank is waiting for this sum and has nothing to do. We call this waiting time **exposed** communication. If the rank computed something else in the meantime, the communication would be **hidden**.
+# The first `mm` is the matmul of the forward pass. The other two run in the backward pass and compute the gradients of the weight and of $x$. Only when both matmuls are done does f start to sum the gradient of $x$ over the ranks. In the red part, the rank is waiting for this sum and has nothing to do. We call this waiting time **exposed** communication. If the rank computed something else in the meantime, the communication would be **hidden**.
 #
 # **Predict.** Suppose that each matmul of the backward pass takes 5 ms, and the message takes 3 ms. How long does the backward pass take if the rank starts the message and then waits for it right away? How long does it take if the message travels *while* the rank computes the gradient of the weight? And how long does the second version take if the message takes 8 ms instead of 3 ms?
 
@@ -108,7 +108,7 @@ def backward_order() -> list[str]:
 check("11.1", backward_order)
 
 # %% [markdown]
-# Move the slider `step` to go through your order step by step. Then use the other slider to make the message take longer. How long can the message take before you see a red part, where the rank has to wait?
+# Drag the `step` slider to walk through your order one step at a time. Then drag the other slider to make the message take longer. How long can the message take before you see a red part, where the rank has to wait?
 
 
 # %% tags=["explore"]
@@ -120,7 +120,7 @@ start = {"message": 8, "step": 4}
 viz.play(on_the_clock, message=(2, 4, 8, 16, 32), start=start, seconds=2)
 
 # %% [markdown]
-# You've just hidden a message that takes *longer* than any of the matmuls. The trick was to find work that nothing else is waiting for, and to do this work while the message is on its way. It does cost some memory, though, because the rank has to keep $dY$ until it has computed `dB`.
+# You've just hidden a message that takes *longer* than any of the matmuls. The trick was to find work that nothing else is waiting for and to do it while the message is on its way. It does cost some memory, though, because the rank has to keep $dY$ until it has computed `dB`.
 #
 # ## Send while you multiply
 #
@@ -129,9 +129,9 @@ viz.play(on_the_clock, message=(2, 4, 8, 16, 32), start=start, seconds=2)
 # %% [markdown] task="11.2" title="A backward pass that doesn't wait" difficulty=3 minutes=12
 # The class below implements a column-parallel layer without bias as a single autograd function. `weight` is this rank's shard, `[m/p, h]`, so $Y = X W^\top$ contains this rank's columns of $Y$. We've already written `forward` for you. Write `backward`.
 #
-# - f is a part of this function, so your `backward` has to sum `dx` over the ranks of `ctx.group`, in a single all-reduce.
+# - This function includes f, so your `backward` has to sum `dx` over the ranks of `ctx.group`, in a single all-reduce.
 #
-# - The message should travel while the rank computes `dw`. The check looks at the order of the matmuls, the start of the all-reduce, and the wait. It doesn't measure any times.
+# - The message should travel while the rank computes `dw`. The check looks at the order of the matmuls, the start of the all-reduce, and the wait, but it doesn't time them.
 #
 # - Return one gradient per argument of `forward`, and `None` for `group`.
 
@@ -199,9 +199,9 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# In the last two rows, the link isn't slowed down, so these rows show what you really gain on this machine. When two processes on the same machine send each other a message, the cores have to copy it from one place in memory to another. The same cores also compute the matmuls, so a layer that waits less isn't necessarily faster. (Some of your gain has nothing to do with waiting. In the backward pass, chapter 04's layer copies the gradient of $x$ before the all-reduce, and your layer skips this copy.)
+# In the last two rows, the link isn't slowed down, so these rows show what you really gain on this machine. When two processes on the same machine exchange a message, the CPU's cores have to copy it from one place in memory to another. Those cores also run the matmuls, so a layer that waits less isn't necessarily faster. (Some of your gain has nothing to do with waiting. In the backward pass, chapter 04's layer copies the gradient of $x$ before the all-reduce, and your layer skips this copy.)
 #
-# On GPUs, hiding your messages usually pays off more. Like the slow link above, a GPU's links can transfer a message while the GPU computes. But it's not quite free, because NCCL keeps a few of the GPU's multiprocessors busy, and multiprocessors are the units that run the matmuls.
+# On GPUs, hiding your messages usually pays off more. Like the slow link above, a GPU's links can transfer a message while the GPU computes. But it's not quite free, because NCCL ties up a few of the GPU's multiprocessors, which are the units that run the matmuls.
 #
 # ## What does a message cost?
 #
@@ -225,7 +225,7 @@ rows = launch(messages_of_a_step, 2)[0]
 viz.table(rows, title="all-reduces in a step of a GPT with three layers and h = 32")
 
 # %% [markdown]
-# Each attention block and each MLP sends one message of $b \cdot s \cdot h$ elements in the forward pass and one in the backward pass. That makes four messages per layer. The embedding and the output layer add one message each. For our three layers, that's $4 \cdot 3 + 2 = 14$ large messages. The table lists them as 32·b·s, because $h = 32$. All the other messages belong to the loss, which sends only a few elements per token.
+# Each attention block and each MLP sends one message of $b \cdot s \cdot h$ elements in the forward pass and one in the backward pass. That makes four messages per layer. The embedding and the output layer add one message each. For our three layers, that's $4 \cdot 3 + 2 = 14$ large messages. The table lists them as 32·b·s, because $h = 32$. All the other messages come from computing the loss, and they add up to only a few elements per token.
 #
 # How long does such a message take? In chapter 01, you found that a ring all-reduce of $N$ bytes takes $2(p-1)$ steps and that each step takes $\alpha + \beta N / p$. Here, $\alpha$ is the latency of the link, and $1/\beta$ is its bandwidth. The table below lists both values for a few links, per GPU and direction:
 
@@ -245,7 +245,7 @@ predict("11.b", steps=14, microseconds=341.2)
 # %% [markdown] task="11.3" title="The time of a layer" difficulty=3 minutes=15
 # In the forward and backward passes of one transformer layer, how long does a rank compute, and how long does it communicate? Return both times, in seconds.
 #
-# - The layer is the one from chapter 10, with ordinary attention and an MLP with an inner size of $4h$. Count only the matmuls. A matmul of `[m, k]` and `[k, n]` takes $2mkn$ **FLOPs** (floating-point operations), and the rank can do `rate` FLOPs per second. Don't forget the two matmuls inside of attention, and count the full $s \times s$ matrices, including what a causal mask hides.
+# - The layer is the one from chapter 10, with ordinary attention and an MLP with an inner size of $4h$. Count only the matmuls. A matmul of `[m, k]` and `[k, n]` takes $2mkn$ **FLOPs** (floating-point operations), and the rank can do `rate` FLOPs per second. Don't forget the two matmuls inside of attention, and count the full $s \times s$ matrices, including the elements that a causal mask hides.
 #
 # - `all_reduce(link, size, p)` returns how long a ring all-reduce of `size` bytes takes. Each element takes up `bytes_per_number` bytes. None of the messages are hidden.
 #
@@ -282,7 +282,7 @@ def layer_seconds(
 check("11.3", layer_seconds)
 
 # %% [markdown]
-# What does your formula predict for H100s? In the picture below, the percentages tell you how much of their time the GPUs spend computing. On which links does it pay off to split a layer across 8 GPUs? (In a DGX, which is NVIDIA's own server, NVLink connects only 8 GPUs, so the NVLink results for $p = 16$ and $p = 32$ are hypothetical. But you'll soon meet a machine that connects 72 GPUs.)
+# What does your formula predict for H100s? The percentages in the picture below show how much of the time the GPUs are computing. On which links is it worth splitting a layer across 8 GPUs? (NVLink connects only 8 GPUs in a DGX, NVIDIA's own server, so the NVLink results for $p = 16$ and $p = 32$ are hypothetical. But you'll soon meet a machine that connects 72 GPUs.)
 
 
 # %% tags=["explore"]
@@ -300,7 +300,7 @@ names = ("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR")
 viz.explore(bars, link=names, h=(12288, 2048, 4096, 8192, 16384))
 
 # %% [markdown]
-# Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If the 8 GPUs were connected only by InfiniBand, with one adapter per GPU, they'd spend more than two thirds of their time waiting, even for a layer as wide as GPT-3's ($h = 12288$). That's why tensor parallelism usually stays within a machine.
+# Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If the 8 GPUs were connected only by InfiniBand, with one adapter per GPU, they'd spend more than two thirds of their time waiting, even with layers as wide as GPT-3's ($h = 12288$). That's why tensor parallelism usually stays within a machine.
 #
 # ## How wide does a layer have to be?
 #
@@ -312,12 +312,12 @@ viz.explore(bars, link=names, h=(12288, 2048, 4096, 8192, 16384))
 predict("11.c", double_b=1, double_h=0.5)
 
 # %% [markdown]
-# A larger batch doesn't help at all! Both times double, so their ratio stays the same. Only a wider layer helps, because the FLOPs grow with $h^2$, while the messages grow only with $h$. So for every machine and every $p$, there's a minimum width that a layer needs before it pays off to split it.
+# A larger batch doesn't help at all! Both times double, so their ratio stays the same. Only a wider layer helps, because the FLOPs grow with $h^2$, while the messages grow only with $h$. So for every machine and every $p$, there's a minimum width below which splitting a layer doesn't pay off.
 
 # %% [markdown] task="11.4" title="How wide is wide enough?" difficulty=2 minutes=8
-# The efficiency $E$ is the fraction of its time that a rank spends computing. Return the smallest $h$ at which $p$ ranks reach this efficiency. Each GPU can do `rate` FLOPs per second, and each link can send `bandwidth` bytes per second in each direction. Your result doesn't have to be a whole number.
+# The efficiency $E$ is the fraction of the time that a rank spends computing. Return the smallest $h$ at which $p$ ranks reach the given efficiency. Each GPU can do `rate` FLOPs per second, and each link can send `bandwidth` bytes per second in each direction. Your result doesn't have to be a whole number.
 #
-# As before, ignore the latency and the matmuls inside of attention. Assume that there's no recomputation and that each element takes up 2 bytes. Take a pen and a piece of paper, because once you have the formula, the code is a single line.
+# As before, ignore the latency and the matmuls inside of attention. Assume that there's no recomputation and that each element takes up 2 bytes. Work it out with pen and paper first. Once you have the formula, the code is a single line.
 
 
 # %% exercise="11.4"
@@ -354,13 +354,13 @@ for name, link, p in (
 viz.table(rows)
 
 # %% [markdown]
-# With each new generation, the speed of GPUs has increased more than the speed of their links, so the same $p$ needs wider layers. In a rack that connects 72 GPUs over NVLink, you could choose $p = 72$, but we don't know of any model whose layers are wide enough for that. (GPUs don't reach the peak rates in their data sheets. The table uses the rates that people have measured for large matmuls, except where it says "estimate". But it uses the full bandwidths of the links, so the widths that you really need are larger.)
+# With each new generation, GPUs have sped up more than their links have, so the same $p$ requires wider layers. In a rack that connects 72 GPUs over NVLink, you could choose $p = 72$, but we don't know of any model whose layers are wide enough for that. (GPUs don't reach the peak rates in their data sheets. The table uses the rates that people have measured for large matmuls, except where it says "estimate". But for the links, it uses the full bandwidths, so the widths you really need are larger.)
 #
 # <details><summary>Going deeper: a switch that adds</summary>
 #
-# If the ranks all-reduce a tensor of $N$ bytes in a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch has been able to do the additions itself. This feature is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once, and the switch adds up the tensors of all GPUs. Each GPU receives $1/p$ of the sum and passes it on to the others, so a GPU sends only $(1 + 1/p)N$ bytes in total. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
+# If the ranks all-reduce a tensor of $N$ bytes in a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch has been able to do the additions itself. This feature is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once, and the switch adds up the tensors from all GPUs. Each GPU receives $1/p$ of the sum and passes it on to the others, so a GPU sends only $(1 + 1/p)N$ bytes in total. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
 #
-# In practice, part of this gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and at 275 GB/s with NVLS. On 8 B300s, they measured 397 GB/s with a ring and 483 GB/s with NVLS (NVIDIA/nccl issue 2140, April 2026). So NVLS makes an all-reduce about 1.2 to 1.3 times as fast, which means that layers can be about a fifth narrower for the same efficiency. `tplab.cost` can also predict the times of NVLS, and these predictions are within 4% of the measurements. NCCL's own cost formula for NVLS includes a fixed latency of 25 µs, so other algorithms are still faster for small messages.
+# In practice, part of this gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and at 275 GB/s with NVLS. On 8 B300s, they measured 397 GB/s with a ring and 483 GB/s with NVLS (NVIDIA/nccl issue 2140, April 2026). So NVLS makes an all-reduce about 1.2 to 1.3 times as fast, which means that layers can be about 20% narrower and still run just as efficiently. `tplab.cost` can also predict how long an NVLS all-reduce takes, and its predictions are within 4% of the measurements. NCCL's own cost formula for NVLS includes a fixed latency of 25 µs, so other algorithms are still faster for small messages.
 #
 # </details>
 #
@@ -380,7 +380,7 @@ viz.against(ratios, title="28 published speeds on A100s, and the model")
 #
 # <details><summary>Going deeper: where the time goes, and where the model fails</summary>
 #
-# The model adds seven terms to your formulas. We didn't fit any of these terms to the measurements. Instead, we counted each term ourselves or took it from [Calculon](https://github.com/calculon-ai/calculon), a published cost model.
+# The model adds seven terms to your formulas. We didn't fit these terms to the measurements. Instead, we worked out each one ourselves or took it from [Calculon](https://github.com/calculon-ai/calculon), a published cost model.
 #
 # - **Matmul traffic.** A matmul also has to read its inputs from memory and write its output to memory.
 #
@@ -396,7 +396,7 @@ viz.against(ratios, title="28 published speeds on A100s, and the model")
 #
 # - **Bookkeeping.** Autograd sums `dy` to get the gradient of each bias, copies attention heads into a different memory layout, and adds up gradients.
 #
-# On V100s, the model fails. In 2019, Megatron's model with 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one GPU ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but our cost model predicts a factor of 3.8. At that time, about a quarter of Megatron's time per step didn't shrink with more GPUs. For H100s, we can't check the predictions, because nobody has published a table with all the settings. So all times for H100s in this chapter are estimates.
+# On V100s, the model fails. In 2019, Megatron's model with 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one GPU ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but our cost model predicts a factor of 3.8. Back then, about a quarter of Megatron's step time didn't shrink as you added GPUs. For H100s, we can't check the predictions, because nobody has published a table with all the settings. So all times for H100s in this chapter are estimates.
 #
 # </details>
 #
@@ -404,7 +404,7 @@ viz.against(ratios, title="28 published speeds on A100s, and the model")
 #
 # In this section, you'll fix a function that averages buffers of gradients over all ranks. Two of its lines come from the translation toolkit OpenNMT-py, where they were added in October 2022. The developers chose `async_op=True` for these lines, because that made training faster.
 #
-# In January 2023, a user pointed out that something was wrong with these two lines. A maintainer wasn't sure that this was a bug, because nothing ever failed. But in March, there was a report that a model gave worse translations if it had been trained on several GPUs instead of a single one. Two days later, a first comparison of the code with and without `async_op` proved the user from January right, and `async_op` was turned off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
+# In January 2023, a user pointed out that something was wrong with these two lines. A maintainer wasn't sure it was a bug, because nothing ever failed. But in March, somebody reported that a model trained on several GPUs gave worse translations than one trained on a single GPU. Two days later, the first comparison of the code with and without `async_op` proved the January user right, and `async_op` was turned off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
 #
 # **Predict.** Rank 0 has a 2 in its buffer, and rank 1 has a 6. Suppose that rank 0 divides by 2 just *before* its buffer is sent, but rank 1 divides by 2 *after* the sum has arrived. Which numbers do the two ranks end up with? Does anything raise an error?
 
@@ -469,11 +469,11 @@ symptoms(11)
 #
 # <details><summary>Going deeper: Megatron-Core, CUDA_DEVICE_MAX_CONNECTIONS, async TP, Perfetto</summary>
 #
-# - **Megatron-Core** has a version of your `LinearAsync` in `megatron/core/tensor_parallel/layers.py`, where it's called `LinearWithGradAccumulationAndAsyncCommunication`. Megatron's version has a bias, it adds the gradient of the weight directly to a buffer, and it supports the sequence parallelism that you'll meet in chapter 12.
+# - **Megatron-Core** has a version of your `LinearAsync` in `megatron/core/tensor_parallel/layers.py`, where it's called `LinearWithGradAccumulationAndAsyncCommunication`. Megatron's version has a bias, adds the weight's gradient directly to a buffer, and supports the sequence parallelism that you'll meet in chapter 12.
 #
-# - **Which kernel starts first?** On a GPU, the all-reduce and the matmul go into two different queues, and the GPU may start the matmul first. If that happens, the matmul occupies all of the multiprocessors, and the all-reduce starts too late. To prevent this, older versions of Megatron allocated a tensor with a single element and added 1 to it, just to delay the matmul by 3 µs. Later, this trick was replaced with `CUDA_DEVICE_MAX_CONNECTIONS=1`, which makes the GPU start kernels in the order of the program. The setting affects only the speed, and it only matters on GPUs before Blackwell (verl pull request 6976, July 2026). FSDP2 needs the opposite setting, with a separate connection for each stream (torchtitan pull request 4508, September 2026).
+# - **Which kernel starts first?** On a GPU, the all-reduce and the matmul go into two different queues, and the GPU may start the matmul first. If that happens, the matmul occupies all of the multiprocessors, and the all-reduce starts too late. To prevent this, older versions of Megatron allocated a tensor with a single element and added 1 to it, just to delay the matmul by 3 µs. Later, this trick was replaced with `CUDA_DEVICE_MAX_CONNECTIONS=1`, which makes the GPU start kernels in the order of the program. The setting affects only speed, and it matters only on GPUs older than Blackwell (verl pull request 6976, July 2026). FSDP2 needs the opposite setting, with a separate connection for each stream (torchtitan pull request 4508, September 2026).
 #
-# - **What about g?** The line after g needs the sum right away, so there's no other work that could hide the message of g. *Async tensor parallelism* splits the matmul itself into slices, and it sends one slice while it computes the next one. Megatron has an option for this, `--tp-comm-overlap`, and PyTorch has operators such as `fused_all_gather_matmul`. Both of them build on the sequence parallelism from chapter 12.
+# - **What about g?** The line after g needs the sum right away, so there's no other work to hide g's message behind. *Async tensor parallelism* splits the matmul itself into slices and sends one slice while it computes the next one. Megatron has an option for this, `--tp-comm-overlap`, and PyTorch has operators such as `fused_all_gather_matmul`. Both of them build on the sequence parallelism from chapter 12.
 #
 # - **Perfetto.** You can save a trace to a file with `tplab.trace.save_chrome_trace("layer.json", before)`. Drop this file on [ui.perfetto.dev](https://ui.perfetto.dev) to zoom in on the trace. The page reads the file in your browser, so nothing leaves your machine.
 #
@@ -489,4 +489,4 @@ from tplab.course import library
 library(11)
 
 # %% [markdown]
-# You've hidden the messages of f. But the messages of g are still exposed, because the line after g needs the sum. Or does it? Halfway through a ring all-reduce, there's a moment when every rank already has exactly what it needs.
+# You've hidden f's messages. But g's messages are still exposed, because the line after g needs the sum. Or does it? Halfway through a ring all-reduce, there's a moment when every rank already has exactly what it needs.

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12 · Sequence parallel
 #
-# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. If you train GPT-3 on 8 GPUs, these activations are almost half of what each GPU saves per layer for the backward pass, and adding more GPUs won't make them any smaller.
+# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. If you train GPT-3 on 8 GPUs, these activations make up almost half of what each GPU saves per layer for the backward pass, and adding more GPUs won't make them any smaller.
 #
 # In this chapter, you'll split each all-reduce into its two halves and do this repeated work between them, where each rank only has to do its share. You'll often read that this doesn't cost any extra communication. We'll see whether that's true. You need chapters 01, 03, 09, and 10. About 75 minutes.
 
@@ -39,9 +39,9 @@ from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 #
 # Let's look at the end of an MLP on two ranks. There are two tokens with one feature each, and each rank has a partial sum of the output for both tokens. Rank 0 has 1 and 2, and rank 1 has 10 and 20. The operator g adds these partial sums with an all-reduce, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize the result. They do exactly the same work with the same values, and both of them save the results for the backward pass.
 #
-# In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**, which leaves rank 0 with the sum for token 0, which is 11, and rank 1 with the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of an all-reduce, the sum for each token is on exactly one rank.
+# In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**, which leaves rank 0 with the sum for token 0 (11) and rank 1 with the sum for token 1 (22). The second half is an **all-gather**, which copies both sums to every rank. So in the middle of an all-reduce, the sum for each token is on exactly one rank.
 #
-# The bias, the dropout, the residual connection, and the norm treat each token separately. So let's do all of this work between the two halves! There, each rank only has to do it for its own tokens. The all-gather waits until the next matmul needs all the tokens. This method is called **sequence parallelism** (Korthikanti et al. 2022).
+# The bias, the dropout, the residual connection, and the norm treat each token separately. So let's do all of this work between the two halves! At that point, each rank only has to do it for its own tokens. The all-gather waits until the next matmul needs all the tokens. This method is called **sequence parallelism** (Korthikanti et al. 2022).
 #
 # **Predict.** Suppose four ranks hold partial sums of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does each rank send if it does other work between the reduce-scatter and the all-gather?
 
@@ -99,13 +99,13 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 # %% [markdown] task="12.1" title="Take f and g apart" difficulty=3 minutes=15
 # Write `forward` for a block that receives only this rank's tokens and returns only this rank's tokens. Instead of f and g, use these two operators:
 #
-# - `gather_from_sequence_region(x, group)` collects the tokens of all ranks: [b, s/p, h] → [b, s, h].
+# - `gather_from_sequence_region(x, group)` collects the tokens from all ranks: [b, s/p, h] → [b, s, h].
 #
-# - `reduce_scatter_to_sequence_region(x, group)` sums the terms of all ranks and returns the sums for this rank's tokens: [b, s, h] → [b, s/p, h].
+# - `reduce_scatter_to_sequence_region(x, group)` sums the terms from all ranks and returns the sums for this rank's tokens: [b, s, h] → [b, s/p, h].
 #
 # Decide where to put these operators, and which lines should work on all the tokens. Think about dropout, too. With `sharded=True`, each rank draws its dropout masks from its own random stream, while with `sharded=False`, all ranks draw the same masks (chapter 09).
 #
-# The check compares values and gradients with those of plain PyTorch. It also counts the bytes that you send and the full tensors `[b, s, h]` that your block saves for the backward pass, besides those that `inner` needs.
+# The check compares values and gradients with those of plain PyTorch. It also counts the bytes that you send, as well as the full tensors `[b, s, h]` that your block saves for the backward pass (not counting the ones that `inner` needs).
 
 
 # %% exercise="12.1"
@@ -126,7 +126,7 @@ class SequenceParallelBlock(TensorParallelBlock):
 
 
 # %% [markdown] hints="12.1"
-# 1. Go through the block above line by line. For each line, decide whether it could work on a single token, or whether it needs all the tokens. Before which line do you have to collect the tokens of all ranks? After which line can each rank continue with only its own tokens?
+# 1. Go through the block above line by line. For each line, decide whether it could work on a single token, or whether it needs all the tokens. Before which line do you have to collect the tokens from all ranks? After which line can each rank continue with only its own tokens?
 # 2. Only `inner` needs all the tokens, so gather the tokens right before `inner`, and reduce-scatter its output right after it. The bias and the residual must be added only once, so add both of them after the reduce-scatter, to this rank's own tokens. From then on, no two ranks have the same tokens. So should two ranks draw the same dropout mask?
 # 3. Apply the norm, `gather_from_sequence_region(y, self.group)`, `self.inner(y, rng)`, and `reduce_scatter_to_sequence_region(y, self.group)`. Then add the bias, apply `dropout(y, self.hidden_dropout, self.training, sharded=True, rng=rng)`, and return `x + y`.
 
@@ -134,16 +134,16 @@ class SequenceParallelBlock(TensorParallelBlock):
 check("12.1", SequenceParallelBlock)
 
 # %% [markdown]
-# Did you put the gather before the norm at first? All the values would still be correct, but each rank would save a full tensor that it doesn't need. Be careful in this chapter, because most of the mistakes you can make here don't raise an error, and some don't even produce a wrong value.
+# Were you tempted to gather before the norm? All the values would still be correct, but each rank would save a full tensor that it doesn't need. Be careful in this chapter, because most of the mistakes you can make here don't raise an error, and some don't even produce a wrong value.
 #
 # ## The pair
 #
-# So far, you've used two operators that we wrote for you. What do they do in the backward pass? Each of the operators f and g communicates in only one of the two passes, but the new operators communicate in both.
+# So far, you've used two operators that we wrote for you. What do they do in the backward pass? Operators f and g each communicate in only one of the two passes, but the new operators communicate in both.
 
 # %% [markdown] task="12.2" title="Gather and reduce-scatter" difficulty=3 minutes=12
 # Write both operators. Dimension 1 of `x` is the sequence of tokens, and `x` may have any number of dimensions after that.
 #
-# - `dist.all_gather(parts, x)` fills a list of `p` tensors with the tensors `x` of all ranks. `dist.reduce_scatter(total, parts)` takes a list of `p` tensors, one *for* each rank. It sums the tensors that all ranks have provided for this rank, and it writes the sum into `total`.
+# - `dist.all_gather(parts, x)` fills a list of `p` tensors with the `x` from each rank. `dist.reduce_scatter(total, parts)` takes a list of `p` tensors, one *for* each rank. It sums the tensors that the ranks have provided for this rank and writes the sum into `total`.
 #
 # - Collectives send the elements of a tensor in the order in which they're stored, so only pass contiguous tensors. The slice of `x` that contains a rank's tokens isn't contiguous if $b > 1$, and a gradient can have any memory layout.
 #
@@ -226,7 +226,7 @@ predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 # %% [markdown]
 # In a single process, the gradient of the bias would be 10, and the bias would be -1 after the step. Neither of our two ranks computes these values, and their copies of the bias are no longer equal. So after each backward pass, we have to sum the gradients of some parameters across ranks. But which parameters need such a sum?
 #
-# Let's find out with a small model that has a position embedding for each token, followed by an attention block. Like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share the same weights.
+# Let's find out with a small model that has a position embedding for each token, followed by an attention block. Like Qwen3 and many other newer models, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share the same weights.
 #
 # ```python
 # def forward(self, x):                     # x [b, s, h], the same on every rank
@@ -246,9 +246,9 @@ predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 # %% [markdown] task="12.3" title="Which gradients are only a part?" difficulty=3 minutes=15
 # The model has nine parameters. Three of them are sharded: the weight and the bias of `attention.qkv`, and the weight of `attention.out`. The other six parameters are replicated, so every rank has its own copy of them.
 #
-# - `partial_gradients` returns the names of the parameters whose gradient on a rank is only one term of a sum over all ranks.
+# - `partial_gradients` returns the names of the parameters whose gradient on each rank is only one term of a sum over all ranks.
 #
-# - `allreduce_sequence_gradients` computes such sums. In its argument `module`, the parameters whose gradients have to be summed have the attribute `param.sequence_parallel = True`. For all the other parameters, this attribute is False or missing. Every message has its latency, so use **one** all-reduce for all of these gradients. If a gradient is None, leave it alone. A gradient may be transposed in memory.
+# - `allreduce_sequence_gradients` computes these sums. In `module`, every parameter whose gradient has to be summed has the attribute `param.sequence_parallel = True`. For all the other parameters, this attribute is False or missing. Every message adds latency, so use **one** all-reduce for all of these gradients. If a gradient is None, leave it alone. A gradient may be transposed in memory.
 #
 # The check runs the model, sums the gradients of the parameters that you've named, and compares all nine gradients with those of plain PyTorch. It also tries your second function on other modules.
 
@@ -305,7 +305,7 @@ check("12.3", partial_gradients, allreduce_sequence_gradients)
 # %% [markdown]
 # ## Train it
 #
-# Let's train a small GPT on Python code. It consists of your blocks, and its attention layers normalize the queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and its share of the loss. So in this model, the gradients of *all* replicated parameters are partial, even those of the two embeddings. That's why `train` sets `sequence_parallel` for all of these parameters.
+# Let's train a small GPT on Python code. It's built from your blocks, and its attention layers normalize the queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and its share of the loss. So in this model, the gradients of *all* replicated parameters are partial, even those of the two embeddings. That's why `train` sets `sequence_parallel` for all of these parameters.
 
 # %%
 CONTEXT, BATCH, STEPS, HIDDEN = 32, 8, 40, 64
@@ -390,7 +390,7 @@ print(
 # %% [markdown]
 # ## The bill
 #
-# How much smaller have the saved activations become? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Of these bytes, $24 + 5as/h$ belong to activations inside attention and the MLP. Tensor parallelism splits these activations across the ranks, so each rank saves only a $p$-th of them. The other 10 bytes store the inputs of the two norms, the input of each block's first matmul, and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
+# How much have the saved activations shrunk? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Of these bytes, $24 + 5as/h$ are for activations inside attention and the MLP. Tensor parallelism splits these activations across the ranks, so each rank saves only $1/p$ of them. The other 10 bytes store the inputs of the two norms, the input of each block's first matmul, and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
 #
 # **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$ and tensor parallelism alone, how many bytes per element does each rank save for the backward pass? How many bytes per element does each rank save if you add sequence parallelism, which splits the other 10 bytes across the ranks as well? How many bytes per element are left if each rank also recomputes the attention scores in the backward pass instead of saving them?
 
@@ -416,7 +416,7 @@ viz.explore(
 )
 
 # %% [markdown]
-# That's the theory. Now let's measure how many bytes a layer made of *your* blocks really stores for the backward pass.
+# That's the theory. Now let's measure how many bytes a layer made of *your* blocks actually saves for the backward pass.
 
 
 # %%
@@ -471,17 +471,17 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block,))[0]
 # %% [markdown]
 # In this layer, $5as/h = 20$, so you'd expect your blocks to save $(34 + 20)/4 = 13.5$ bytes per element. Your blocks send exactly as many bytes as the tensor-parallel blocks, but they save 16.5 bytes per element instead of 13.5. Why? The first matmul of each block multiplies *all* the tokens by a weight. To compute the gradient of this weight, the backward pass needs all the tokens again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
 #
-# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, and each of them sends half as many bytes as an all-reduce. So the layer now sends as much as five all-reduces instead of four. That answers the question from the beginning of this chapter. Sequence parallelism itself doesn't cost any extra communication, but if you want *all* the saved activations to shrink with $p$, you have to send 25% more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
+# The third kind of block, `GatherAgain`, saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, and each of them sends half as many bytes as an all-reduce. So the layer now sends as many bytes as five all-reduces instead of four. That answers the question from the beginning of this chapter. Sequence parallelism itself doesn't cost any extra communication, but if you want *all* the saved activations to shrink with $p$, you have to send 25% more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #
-# Most of the memory for GPT-3's activations is needed for the attention scores, and these scores are cheap to recompute, because their inputs Q, K, and V are saved anyway. The paper that introduced sequence parallelism also recommended recomputing the scores, and it called this technique **selective recomputation** (Korthikanti et al. 2022). You can do it with `checkpoint` from chapter 09. Today, most libraries use FlashAttention instead (chapter 00), which never saves the scores and recomputes them inside its own kernel. So selective recomputation matters less than it used to, but every layer still has to save the other 34 bytes per element.
+# The attention scores take up most of GPT-3's activation memory, and they're cheap to recompute, because their inputs Q, K, and V are saved anyway. The paper that introduced sequence parallelism also recommended recomputing the scores, and it called this technique **selective recomputation** (Korthikanti et al. 2022). You can do it with `checkpoint` from chapter 09. Today, most libraries use FlashAttention instead (chapter 00), which never saves the scores and recomputes them inside its own kernel. So selective recomputation matters less than it used to, but every layer still has to save the other 34 bytes per element.
 #
 # </details>
 #
 # ## Fix it
 #
-# In January 2024, someone who had read the source code of nanotron, a training library, asked whether the backward pass of its row-parallel layer was correct (huggingface/nanotron issue 46). To save time, the layer started a matmul before a message had arrived. In May, another user compared the gradient of the layer's input with the correct gradient, which no test had done before. On four ranks, only a quarter of this gradient was correct. The bug was fixed in July (pull request 172).
+# In January 2024, someone reading the source code of nanotron, a training library, asked whether the backward pass of its row-parallel layer was correct (huggingface/nanotron issue 46). To save time, the layer started a matmul before a message had arrived. In May, another user compared the gradient of the layer's input with the correct gradient, which no test had done before. On four ranks, only a quarter of this gradient was correct. The bug was fixed in July (pull request 172).
 #
 # **Predict.** The layer in the next exercise has the same bug, although it doesn't overlap communication with computation. Read its `backward` before you answer. Is the gradient of the layer's weight correct? How many times does the backward pass communicate? (Write True or False, and a number.)
 
@@ -537,7 +537,7 @@ check("12.4", RowParallelMatmul)
 #
 # Finally, let's leave out the sum of the partial gradients from exercise 12.3.
 #
-# **Predict.** If you leave out this sum, is the first loss correct? Does anything raise an error? Does the model still learn? (We'll say that it does if its last loss is less than half of its first loss. Write True or False, three times.)
+# **Predict.** If you leave out this sum, is the first loss correct? Does anything raise an error? Does the model still learn? (It counts as learning if the last loss is less than half of the first loss. Write True or False, three times.)
 
 # %% predict="12.e"
 predict("12.e", first_loss_right=True, error=False, learns=True)
@@ -551,7 +551,7 @@ viz.table([{"gradients": name, "first loss": f"{run['losses'][0]:.6f}",
            for name, run in runs.items()])  # fmt: skip
 
 # %% [markdown]
-# If you only saw the losses in the last row, you'd be perfectly happy with this run. But the ranks' copies of the same parameter now differ by up to 0.2. Rank 0's token embedding has learned from the first half of each text, and rank 1's token embedding has learned from the second half. A checkpoint can contain only one of the two. Your detector from exercise 5.3 would have noticed this after the very first step.
+# If you only saw the losses in the last row, you'd be perfectly happy with this run. But the ranks' copies of the same parameter now differ by up to 0.2. Rank 0's token embedding has learned from the first half of each text, and rank 1's token embedding has learned from the second half. A checkpoint can contain only one of these two copies. Your detector from exercise 5.3 would have noticed this after the very first step.
 
 # %%
 symptoms(12)
@@ -561,11 +561,11 @@ symptoms(12)
 #
 # <details><summary>Going deeper: Megatron-Core, padding, serving, and a DTensor that forgets</summary>
 #
-# - **Megatron-Core** has the option `sequence_parallel=True`. In Megatron-Core, activations have the shape `[s, b, h]`, so each rank's tokens are contiguous and don't have to be copied before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`. The function `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py` sums the partial gradients, as you did in exercise 12.3.
+# - **Megatron-Core** has the option `sequence_parallel=True`. Megatron's activations have the shape `[s, b, h]`, so each rank's tokens are contiguous and don't have to be copied before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`. The function `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py` sums the partial gradients, as you did in exercise 12.3.
 #
 # - **Padding.** If the number of tokens isn't divisible by $p$, you have to pad the text.
 #
-# - **Transformers**, the library by Hugging Face, has a special parallel style for the norms of queries and keys. In the library's tensor-parallel plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
+# - **Transformers**, Hugging Face's library, has a special parallel style for the norms of queries and keys. In the library's tensor-parallel plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
 #
 # - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server processes many requests at a time, and each request has a new token, so the server can split these tokens across ranks. vLLM has a compiler pass that replaces each all-reduce with a reduce-scatter and an all-gather (pull request 16155, April 2025).
 #
@@ -573,7 +573,7 @@ symptoms(12)
 #
 # </details>
 #
-# PyTorch's own sharded tensors, called DTensors, know how they're split. But even with a DTensor, you can forget to sum a partial gradient. The next cell computes the gradients from prediction 12.b with a DTensor, first without the argument `grad_placements` of `to_local` and then with it.
+# PyTorch's own sharded tensors, called DTensors, know how they're split. But even with a DTensor, you can forget to sum a partial gradient. The next cell computes the gradients from prediction 12.b with a DTensor, first without the `grad_placements` argument of `to_local` and then with it.
 
 
 # %%

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 13 · Pipeline parallelism
 #
-# Suppose each of four machines holds a quarter of a model's layers. A batch has to visit one machine after the other, so three of the four machines are always idle. In this chapter, you'll write a schedule that keeps all four machines busy, and you'll find out why most explanations praise this schedule for the wrong reason.
+# Suppose each of four machines holds a quarter of a model's layers. A batch has to pass through the machines one after another, so three of the four are always idle. In this chapter, you'll write a schedule that keeps all four machines busy, and you'll find out why most explanations praise this schedule for the wrong reason.
 #
 # Why would you split a model between its layers? With tensor parallelism, the ranks wait for four messages in every layer, so they need the fast links inside a single machine. A pipeline sends far less data, and it works with any kind of layer.
 #
@@ -37,7 +37,7 @@ from tplab.pipeline.examples import ByteStage, in_units, timed
 #
 # Below, four processes train on a single batch. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
 #
-# **Predict.** Compared with a single rank that does all the work, how many times as fast are these four ranks?
+# **Predict.** How many times as fast are these four ranks as a single rank that does all the work?
 
 # %% predict="13.a"
 predict("13.a", times_as_fast=1)
@@ -90,9 +90,9 @@ def as_schedule(lists):
 play(gpipe(2, 3))
 
 # %% [markdown]
-# A forward pass (F) takes one unit of time, and a backward pass (B) takes two, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as it has the necessary tensors. The forward pass of a micro-batch needs the previous rank's output. The backward pass of a micro-batch needs the gradient from the next rank, and it can't run before the same rank has finished the forward pass of this micro-batch.
+# A forward pass (F) takes one unit of time, and a backward pass (B) takes two, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as it has the tensors it needs. The forward pass of a micro-batch needs the previous rank's output. The backward pass of a micro-batch needs the gradient from the next rank, and it can't start until the same rank has finished the micro-batch's forward pass.
 #
-# The **bubble** is the time that a rank spends idle, divided by the time that the same rank spends working.
+# The **bubble** is the time a rank spends idle, divided by the time it spends working.
 #
 # **Predict.** How many units of time does GPipe take for $p = 4$ ranks and $m = 8$ micro-batches? For how many units is each rank idle, and how large is the bubble?
 
@@ -132,7 +132,7 @@ def schedule(p, m):
 # %% [markdown] hints="13.1"
 # 1. A rank's memory stays small if each backward pass runs as early as possible. When can the *last* rank run the backward pass of micro-batch 0? When does the gradient of micro-batch 0 reach the previous rank? Write down both ranks' lists for `p = 2` and `m = 3`. Which forward passes can rank 0 run while it waits for this gradient?
 # 2. There are `p - r - 1` ranks after rank `r`, so let rank `r` start with a warm-up of `p - r - 1` forward passes. After the warm-up, the rank alternates between one forward pass, which puts a micro-batch on the shelf, and one backward pass, which removes a micro-batch from the shelf. Which backward passes are left after the rank's last forward pass? How long is the warm-up if there are fewer than `p - r - 1` micro-batches?
-# 3. Let `warm_up = min(m, p - rank - 1)`. A rank's list starts with the forward passes of micro-batches 0 to `warm_up - 1`. Then, for each `k` in `range(m - warm_up)`, add the forward pass of micro-batch `warm_up + k` and the backward pass of micro-batch `k`. Finally, add the remaining backward passes, which belong to micro-batches `m - warm_up` to `m - 1`.
+# 3. Let `warm_up = min(m, p - rank - 1)`. A rank's list starts with the forward passes of micro-batches 0 to `warm_up - 1`. Then, for each `k` in `range(m - warm_up)`, add the forward pass of micro-batch `warm_up + k` and the backward pass of micro-batch `k`. Finally, add the remaining backward passes, for micro-batches `m - warm_up` to `m - 1`.
 
 # %% check="13.1"
 check("13.1", schedule)
@@ -141,7 +141,7 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two different names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows recordings of GPipe and 1F1B on real ranks. Each machine stands for a rank, and each parcel stands for a micro-batch. The parcels are black in the forward pass and red in the backward pass.
+# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two different names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation below shows recordings of real GPipe and 1F1B runs. Each machine stands for a rank, and each parcel stands for a micro-batch. The parcels are black in the forward pass and red in the backward pass.
 #
 # ![An animation of two pipelines, with GPipe above and 1F1B below. Each pipeline has four machines, which stand for ranks, and six parcels, which stand for micro-batches. Black parcels move to the right, and each machine puts a copy of the parcel on its shelf. In GPipe, all six parcels pile up on every machine's shelf before the first red parcel moves back to the left. In 1F1B, the last machine sends each parcel back as soon as it arrives, so the shelves of the four machines never hold more than four, three, two, and one parcels. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
@@ -157,7 +157,7 @@ play(schedule(4, 8))
 #
 # So are these explanations just wrong?
 #
-# **Predict.** Suppose that each micro-batch is a single sequence, that a batch may contain up to 64 sequences, and that you have four ranks, whose shelves have room for four micro-batches each. Without overfilling a shelf, how small can you make the bubble with GPipe? How small can you make it with your own schedule? (You may write fractions.)
+# **Predict.** Suppose you have four ranks, and each shelf has room for four micro-batches. Each micro-batch is a single sequence, and a batch may contain up to 64 sequences. Without overfilling a shelf, how small can you make the bubble with GPipe? How small can you make it with your own schedule? (You may write fractions.)
 
 # %% predict="13.c"
 predict("13.c", gpipe=3 / 4, yours=3 / 64)
@@ -186,7 +186,7 @@ viz.table([costs(make, 4, m) for m in (4, 8, 64) for make in (gpipe, schedule)])
 #
 # - `forward_stage` runs the stage on the message from the previous stage. It returns the message for the next stage and everything that your `backward_stage` will need.
 #
-# - `backward_stage` receives two arguments. The first is whatever `forward_stage` saved, and the second is the gradient of the message that `forward_stage` returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. If the input consists of token IDs, `backward_stage` returns `None`, because integers don't have a gradient.
+# - `backward_stage` receives two arguments. The first is whatever `forward_stage` saved, and the second is the gradient of the message that `forward_stage` returned. The function adds the gradients of the stage's parameters to their `.grad` and returns the gradient of the stage's input. If the input consists of token IDs, `backward_stage` returns `None`, because integers don't have a gradient.
 #
 # A message is a plain tensor that isn't part of any autograd graph. Don't modify the messages that your functions receive, because the caller may still need them. A stage may run several forward passes before its first backward pass, and its backward passes can come in any order.
 
@@ -228,14 +228,14 @@ check("13.2", forward_stage, backward_stage)
 # %% [markdown]
 # ## A stage at work
 #
-# Now let's run a real pipeline, with one process per stage. The object `channels` sends activations in one process group and gradients in another, so these two kinds of messages don't hold each other up. `channels.rank` is this rank's position in the pipeline, and `channels.world_size` is the number of stages.
+# Now let's run a real pipeline, with one process per stage. The `channels` object sends activations in one process group and gradients in another, so these two kinds of messages don't hold each other up. `channels.rank` is this rank's position in the pipeline, and `channels.world_size` is the number of stages.
 #
-# - `work = channels.send(tensor, receiver)` starts to send a tensor. `work.wait()` returns when the tensor has been sent. Call `work.wait()` only once per send.
+# - `work = channels.send(tensor, receiver)` starts sending a tensor. `work.wait()` returns when the tensor has been sent. Call `work.wait()` only once per send.
 #
-# - `work = channels.receive(tensor, sender)` starts to receive a message, which will be written into `tensor`. You can read `tensor` after `work.wait()` has returned.
+# - `work = channels.receive(tensor, sender)` starts receiving a message into `tensor`. You can read `tensor` after `work.wait()` has returned.
 
 # %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=23
-# Write the program that each rank runs. It should run the rank's list of actions in order, for any schedule that can be completed. Use your `forward_stage` and `backward_stage`, and decide for yourself when to receive, when to send, and when to wait. (A message doesn't contain the number of its micro-batch, but two neighbors always send and receive their micro-batches in the same order.)
+# Write the program that each rank runs. It should run the rank's actions in order and work for any schedule that can be completed. Use your `forward_stage` and `backward_stage`, and decide for yourself when to receive, when to send, and when to wait. (A message doesn't contain the number of its micro-batch, but two neighbors always send and receive their micro-batches in the same order.)
 #
 # Each micro-batch has its own loss, which is a mean over its examples. But you need the gradient of the *whole batch's* mean loss. Add this gradient to whatever `.grad` contained before the step.
 #
@@ -295,7 +295,7 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
 # %% [markdown] hints="13.3"
 # 1. Which kind of action needs a message from `rank - 1`, and which kind needs a message from `rank + 1`? Where do the inputs of the first rank come from? Which gradient does the last rank start its backward pass from? To store what `forward_stage` saved for each micro-batch, you can use a dictionary whose keys are the numbers of the micro-batches. Why shouldn't you wait for each send right away? What could the receiver be waiting for at that moment?
 # 2. Receive each message into a new tensor, `torch.empty_like(template)`, and wait for the message before you read the tensor. Start your sends without waiting for them, collect the objects that `channels.send` returns in a list, and wait for all of them at the end. On the last rank, pass a function to `forward_stage` that runs the stage and then computes the loss. Then the message is a single number, the micro-batch's loss. The loss of the batch is the mean of `m` such losses. What's the gradient of this mean with respect to each of these losses?
-# 3. To get `m`, count the forward passes in `actions`. On the last rank, the stage includes the loss, so write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, and append `value` to the list `losses`. On this last rank, the backward pass starts with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
+# 3. To get `m`, count the forward passes in `actions`. On the last rank, the stage includes the loss, so write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, and append `value` to the list `losses`. There, the backward pass starts with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
 
 # %% check="13.3"
 check("13.3", run_stage)
@@ -432,7 +432,7 @@ with show_failure():
 #
 # So you shouldn't wait for each send right away. But then you have to be careful with the message, because until its send is complete, you may neither overwrite nor free its memory.
 #
-# Even Megatron-LM got this wrong. To save memory, it used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. Whenever PyTorch reused the memory for a different tensor before NCCL had read the output, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, which has been merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
+# Even Megatron-LM got this wrong. To save memory, it used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. Whenever PyTorch reused the memory for a different tensor before NCCL had read the output, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, since merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
 #
 # You can reproduce such a bug on two ranks. Below, rank 0 writes a number into a buffer, starts to send the buffer, and then writes the next number without waiting. Meanwhile, rank 1 is busy with something else.
 #
@@ -504,7 +504,7 @@ class Outbox:
 
 # %% [markdown] hints="13.4"
 # 1. In the broken version, `send` overwrites the buffer. Which message might still be in this buffer, waiting to be sent? Which object can tell you when it's safe to write into the buffer again?
-# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. If `send` only waits after the copy, it may have overwritten a message that hadn't left the buffer yet. If it waits right after starting the send, it's waiting for a receiver that may itself be waiting for your rank, which is the deadlock you've just seen.
+# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. If `send` waits only after the copy, it may already have overwritten a message that hadn't left the buffer yet. If it waits right after starting the send, it's waiting for a receiver that may itself be waiting for your rank, which is the deadlock you've just seen.
 # 3. Call `self.wait()` in the first line of `send`. When you send the first message, there's no earlier send to wait for, and `wait` already takes care of that case.
 
 # %% check="13.4"
@@ -536,7 +536,7 @@ title = "the most memory that a rank used, with 128 examples per micro-batch"
 viz.table(rows, title=title)
 
 # %% [markdown]
-# The table shows each rank's peak memory. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more. This small increase comes from `run_stage`, which keeps all the messages it has sent until the end of the step. With the outbox, the increase disappears as well.
+# The table shows each rank's peak memory. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0, but your schedule needs only about 1 MB more. This small increase comes from `run_stage`, which keeps all the messages it has sent until the end of the step. With the outbox, the increase disappears as well.
 #
 # <details><summary>Going deeper: a table at both ends</summary>
 #
@@ -551,7 +551,7 @@ viz.table(rows, title=title)
 # `Action("I", k)` needs the same tensors as `Action("B", k)`. `Action("W", k)` can run at any time after `Action("I", k)` on the same rank. The micro-batch stays on the rank's shelf until `Action("W", k)` has run.
 
 # %% [markdown] task="13.5" title="Fill the bubble (optional)" difficulty=4 minutes=15
-# Write a schedule with F, I, and W actions whose bubble is at most half as large as the bubble of 1F1B, which is $(p-1)/m$. No shelf may ever hold more than $p$ micro-batches. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1 (Qi et al. 2023).
+# Write a schedule with F, I, and W actions whose bubble is at most half as large as 1F1B's bubble of $(p-1)/m$. No shelf may ever hold more than $p$ micro-batches. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1 (Qi et al. 2023).
 
 
 # %% exercise="13.5"
@@ -611,13 +611,13 @@ symptoms(13)
 #
 # - **PyTorch** has a package for pipelines, `torch.distributed.pipelining`. You wrap each part of the model in a `PipelineStage` and choose a schedule, such as `ScheduleGPipe`, `Schedule1F1B`, or `ScheduleZBVZeroBubble`. The option `scale_grads` applies the factor of 1/m that you applied in exercise 13.3.
 #
-# - **GPipe and PipeDream.** GPipe's authors saved memory in a different way. In their paper, each stage keeps only its input and recomputes all other activations in the backward pass. This is the checkpointing from chapter 09, and it makes each backward pass take 3 units of time. PipeDream already used the name 1F1B in 2019, but for a different schedule. That schedule never stops to wait for a whole batch, and it updates the weights again and again while micro-batches are still in the pipeline. So the weights that a gradient was computed with are already out of date when the gradient is applied.
+# - **GPipe and PipeDream.** GPipe's authors saved memory in a different way. In their paper, each stage keeps only its input and recomputes all other activations in the backward pass. This is the checkpointing from chapter 09, and it makes each backward pass take 3 units of time. PipeDream already used the name 1F1B in 2019, but for a different schedule. That schedule never stops to wait for a whole batch, and it updates the weights again and again while micro-batches are still in the pipeline. So by the time a gradient is applied, the weights it was computed with are already out of date.
 #
 # - **Two directions on NCCL.** It's convenient to have a process group for each direction, but separate groups alone don't rule out deadlocks. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. As an alternative, Megatron-LM can pair a send with a receive and start both of them as one batch. We've run this course's schedules over NCCL on ranks that share a single GPU, but not yet on several GPUs.
 #
-# - **More stages than ranks.** In total, each rank is idle for as long as its stage takes for $p - 1$ micro-batches, forward and backward. You can shorten this time by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can try this schedule below.
+# - **More stages than ranks.** In total, each rank is idle for as long as its stage takes to run $p - 1$ micro-batches forward and backward. You can shorten this time by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can try this schedule below.
 #
-# - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches contain more counted tokens than others, so the mean of the micro-batches' means isn't the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. `tplab.pipeline.Pipeline` computes the loss this way.
+# - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches contain more counted tokens than others, so averaging the micro-batches' means doesn't give you the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. `tplab.pipeline.Pipeline` computes the loss this way.
 #
 # </details>
 #
@@ -636,7 +636,7 @@ viz.explore(show_interleaved, p=(4, 2), m=(8, 4, 16), v=(2, 1, 4))
 # %% [markdown]
 # ## Your library so far
 #
-# Your library now contains a schedule and the program that each rank runs. `python -m my_tp pipeline` trains a model in two stages.
+# Your library now contains a schedule and the program that each rank runs. `python -m my_tp pipeline` trains a model that's split into two stages.
 
 # %%
 from tplab.course import library

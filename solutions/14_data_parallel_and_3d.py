@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 · Data parallelism and the 3D mesh
 #
-# In large training runs, many copies of the same model are trained at the same time. In this chapter, you'll make several copies learn as one. Then you'll stop storing the same optimizer state in every copy, which is the first step toward FSDP. After that, you'll combine three kinds of parallelism on eight processes and decide which rank runs on which machine. If you make a bad choice, all the numbers are still correct, but each step takes longer, and no test will tell you why.
+# In a large training run, many copies of the same model train in parallel. In this chapter, you'll make several copies learn as one. Then you'll stop storing the same optimizer state in every copy, which is the first step toward FSDP. After that, you'll combine three kinds of parallelism on eight processes and decide which rank runs on which machine. If you make a bad choice, all the numbers are still correct, but each step takes longer, and no test will tell you why.
 #
 # You need chapters 10, 12, and 13. About 90 minutes.
 
@@ -68,7 +68,7 @@ predict("14.a", mean_over_tokens=2.5, mean_of_means=3)
 #
 # The usual compromise is one all-reduce per **bucket** of parameters. The first bucket contains the parameters of the last layers, because the backward pass computes their gradients first. As soon as all the gradients in a bucket are ready, they're copied into one flat tensor, and the all-reduce of this tensor starts while the backward pass continues.
 #
-# How do you find out that a gradient is ready? If you call `param.register_post_accumulate_grad_hook(hook)`, PyTorch calls `hook(param)` each time `param.grad` is complete. Note that PyTorch passes the *parameter* to the hook and not its gradient.
+# How do you find out that a gradient is ready? If you call `param.register_post_accumulate_grad_hook(hook)`, PyTorch calls `hook(param)` each time `param.grad` is complete. Note that PyTorch passes the *parameter* to the hook, not its gradient.
 
 
 # %% tags=["setup"]
@@ -92,7 +92,7 @@ def cut_into_buckets(parameters, bucket_size):
 #
 # - Run one all-reduce for each of the given `self.buckets`, and start it as soon as the last gradient in the bucket is ready. With `async_op=True`, `dist.all_reduce` immediately returns a request, and the tensor doesn't contain the result until you've called `wait()` on that request.
 #
-# - `finish(tokens)` receives the number of tokens on this rank, which may be 0. Besides the buckets, you may send a single number.
+# - `finish(tokens)` receives the number of tokens on this rank, which may be 0. Apart from the buckets, you may send only a single number.
 #
 # - The next step has to work just as well, and memory use shouldn't grow from step to step.
 
@@ -196,7 +196,7 @@ def show_buckets(layers):
 viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
 
 # %% [markdown]
-# If all six layers share a bucket, none of the communication is hidden. The smaller the buckets are, the more of it is hidden. On a real link, buckets shouldn't be too small, because the latency of every message adds up. (You can't see this in the upper picture, because our slow link has a low bandwidth but no latency.) In the lower picture, the link isn't slowed down. Here, messages and matmuls compete for your CPU's cores, so even a hidden message slows the matmuls down. On a GPU, they compete much less, because the links transfer the data (chapter 11).
+# If all six layers share a bucket, none of the communication is hidden. The smaller the buckets, the more of it is hidden. On a real link, buckets shouldn't be too small, because the latencies of all those messages add up. (You can't see this in the upper picture, because our slow link has a low bandwidth but no latency.) In the lower picture, the link isn't slowed down. Here, messages and matmuls compete for your CPU's cores, so even a hidden message slows the matmuls down. On a GPU, they compete much less, because the links transfer the data (chapter 11).
 #
 # ## The optimizer works in the pause
 #
@@ -221,9 +221,9 @@ predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 #
 # - In the constructor, set `self.shard` to this rank's slice of the flat weights, as a tensor or an `nn.Parameter`, and set `self.optimizer` to `optimizer_class([self.shard], **options)`. The shard must not keep the full vector in memory.
 #
-# - `step()` should sum the ranks' gradients and not average them, because they're already the terms of a single sum. After `step()`, all parameters should have their new values on every rank. Write these values in place, because other objects may use the same tensors.
+# - `step()` should sum the ranks' gradients rather than average them, because they're already the terms of a single sum. After `step()`, all parameters should have their new values on every rank. Write these values in place, because other objects may use the same tensors.
 #
-# - Call `dist.reduce_scatter(output, parts, group=...)` once. Its input is a list of `p` tensors. Call `dist.all_gather(parts, mine, group=...)` once as well. It fills a list of `p` tensors.
+# - Call `dist.reduce_scatter(output, parts, group=...)` once, with a list of `p` tensors as its input. Also call `dist.all_gather(parts, mine, group=...)` once, to fill a list of `p` tensors.
 
 
 # %% exercise="14.2"
@@ -321,7 +321,7 @@ viz.table([launch(measured, 4, args=(stage,))[0] for stage in (1, 2, 3)],
 # %% [markdown]
 # In this table, Ψ is the number of parameters. Stages 1 and 2 send 2 Ψ elements in total, and so does plain data parallelism, because an all-reduce is a reduce-scatter plus an all-gather. Only stage 3 sends more, because it gathers the weights twice, once in the forward pass and once in the backward pass.
 #
-# If you still run out of memory, you can move the optimizer to the CPU, which is called **offloading**. In each step, the GPU sends the gradients to the CPU. The CPU computes the update and sends the new weights back.
+# If you still run out of memory, you can move the optimizer to the CPU, which is called **offloading**. In each step, the GPU sends the gradients to the CPU, which computes the update and sends the new weights back.
 #
 # **Predict.** Suppose a GPU offloads the optimizer for 7.5 billion parameters. Gradients and weights take 2 bytes each, and the link transfers 64 GB/s in each direction. How many seconds per step does the transfer take in each direction?
 
@@ -331,7 +331,7 @@ predict("14.c", seconds=0.23)
 # %% [markdown]
 # ## Who sits where?
 #
-# Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. Ranks along the tp axis share every matrix, stages along the pp axis share the layers, and replicas along the dp axis share the batch. Each rank belongs to three groups, one per axis.
+# Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. Ranks along the tp axis split every matrix, stages along the pp axis split the layers, and replicas along the dp axis split the batch. Each rank belongs to three groups, one per axis.
 #
 # The animation shows one step of a real run on two machines. The wall between them stands for the network, which is slower than the links inside a machine. (At the end, we turn the mesh, so some of the ranks move to other places. They keep their old numbers so that you can see where they go.)
 #
@@ -350,13 +350,13 @@ predict("14.c", seconds=0.23)
 #
 # - Each layer has $12 h^2$ weights and runs four all-reduces of `[tokens, h]` in its tp group.
 #
-# - A stage sends its output `[tokens, h]` to the next stage. It also sends the gradient of its input, which has the same size, to the previous stage. (Count both messages, as for a stage in the middle of the pipeline.)
+# - A stage sends its output `[tokens, h]` to the next stage. It also sends the gradient of its input to the previous stage, and this gradient has the same size. (Count both messages, as for a stage in the middle of the pipeline.)
 #
 # - Each rank all-reduces the gradients of its own weights in its dp group.
 #
 # Each element takes 2 bytes, and an all-reduce counts as a single message that's as large as the tensor. An axis with a single rank sends nothing.
 #
-# **b)** In which order of the axes do the ranks send the fewest bytes through the walls between the machines? Return this order, with the innermost axis first. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes, and compare the six possible orders.
+# **b)** Which order of the axes sends the fewest bytes through the walls between the machines? Return this order, with the innermost axis first. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes, and compare the six possible orders.
 
 
 # %% exercise="14.3"
@@ -406,7 +406,7 @@ def best_order(sizes, sent, gpus_per_node):
 
 
 # %% [markdown] hints="14.3"
-# 1. For a), which of the three kinds of messages depend on the number of tokens? How many of the batch's tokens does one replica process? How many layers does a stage have, and how large a share of each layer's weights does a rank hold? For b), suppose there are two ranks along each axis, and the order is `tp`, `pp`, `dp`. Write down the four groups of each axis. How far apart are the two ranks of a group?
+# 1. For a), which of the three kinds of messages depend on the number of tokens? How many of the batch's tokens does one replica process? How many layers does a stage have, and what fraction of each layer's weights does a rank hold? For b), suppose there are two ranks along each axis, and the order is `tp`, `pp`, `dp`. Write down the four groups of each axis. How far apart are the two ranks of a group?
 # 2. For a), a rank has `num_layers / pp` layers, holds `12 h² / tp` weights of each layer, and processes `tokens / dp` tokens. For b), let's call the distance between neighboring ranks of a group the stride. It's 1 for the innermost axis. For any other axis, it's the product of the sizes of all the axes further inside. A rank is the first one of its group if `rank // stride % size == 0`, and that group is `range(first, first + size * stride, stride)`. Each rank is on machine number `rank // gpus_per_node`.
 # 3. For a), return `{"dp": 24 * layers * h**2 / tp * (dp > 1), "pp": 4 * mine * h * (pp > 1), "tp": 8 * layers * mine * h * (tp > 1)}` with `layers = config.num_layers / pp` and `mine = tokens / dp`. For b), write a function that takes an order and adds up `sent[axis] * (len({rank // gpus_per_node for rank in group}) - 1)` over all the groups of all three axes. Then return `min(permutations(("tp", "pp", "dp")), key=that_function)`.
 
@@ -414,7 +414,7 @@ def best_order(sizes, sent, gpus_per_node):
 check("14.3", bytes_per_axis, best_order)
 
 # %% [markdown]
-# Let's see how your function seats the ranks of four training runs. Each dashed box is a machine. Along each axis, ranks with the same letter form a group. The groups that contain the rank you choose are in color.
+# Let's see how your function seats the ranks of four training runs. Each dashed box is a machine. Along each axis, ranks with the same letter form a group. The groups of the rank you select are shown in color.
 
 # %%
 LLAMA_8B, LLAMA_70B = PRESETS["Llama 3 8B"], PRESETS["Llama 3 70B"]
@@ -485,7 +485,7 @@ with show_failure():
     launch(made_by_members_only, 4)
 
 # %% [markdown]
-# Ranks 0 and 3 have created one more group than ranks 1 and 2, and PyTorch derives a group's name from the number of groups that a rank has created before. So the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line that has nothing wrong with it. By default, all ranks have to call `new_group` for all groups in the same order.
+# Ranks 0 and 3 have created one more group than ranks 1 and 2, and PyTorch derives a group's name from the number of groups that a rank has already created. So the two members of a tp group look for each other under different names. Without `tplab`, they'd hang later, in a line that has nothing wrong with it. By default, all ranks have to call `new_group` for every group, in the same order.
 #
 # ## Fix it: a norm that depends on tp
 #
@@ -533,7 +533,7 @@ def norms(norm_function):
 norms(as_shipped)
 
 # %% [markdown]
-# The gradient is the same in all three runs, but the computed norm grows with `tp`. So with more tensor-parallel ranks, the gradient gets clipped more.
+# The gradient is the same in all three runs, but the computed norm grows with `tp`. So the more tensor-parallel ranks you use, the more the gradient gets clipped.
 #
 # **Predict.** Suppose there are four tensor-parallel ranks. On each of them, the squared gradients of the sharded parameters add up to 12, and the squared gradients of the replicated parameters add up to 4. What's the correct *square* of the norm? What does `as_shipped` compute instead?
 
@@ -541,7 +541,7 @@ norms(as_shipped)
 predict("14.e", right=52, as_shipped=64)
 
 # %% [markdown] task="14.4" title="Fix the norm of the gradient" difficulty=3 minutes=8
-# Which ranks should count the gradient of which parameter?
+# For each parameter, which ranks should count its gradient?
 #
 # - If a parameter has the attribute `tensor_parallel`, each rank of `tp_group` holds a different shard of the parameter. All other parameters are replicated, and their gradients are the same on every rank of `tp_group`.
 #
@@ -695,11 +695,11 @@ symptoms(14)
 #
 # - **Means of means.** Until October 2024, Hugging Face's Trainer averaged means when it accumulated gradients over several small batches (transformers pull request 34191). So did torchtune, whose fix is dedicated to "the day the ML community first discovered the fact that (x1 / n1) + (x2 / n2) != (x1 + x2) / (n1 + n2)" (torchtune pull request 1875, October 2024).
 #
-# - **Other norms** were wrong, too. In August 2026, AMD fixed a bug in its version of Transformer Engine that's similar to the one in NeMo RL. On eight ranks, the bug had made the gradient norm of a four-layer DeepSeek-V4-Flash 1.52 times too large (ROCm/TransformerEngine pull request 715). In 2024, torchtitan clipped each pipeline stage by that stage's own norm instead of the norm of the full gradient (issue 596).
+# - **Other norms** were wrong, too. In August 2026, AMD fixed a bug like NeMo RL's in its version of Transformer Engine. On eight ranks, the bug had made the gradient norm of a four-layer DeepSeek-V4-Flash 1.52 times too large (ROCm/TransformerEngine pull request 715). In 2024, torchtitan clipped each pipeline stage by that stage's own norm instead of the norm of the full gradient (issue 596).
 #
 # - **The order of the axes** differs even between famous training runs and libraries. Llama 3 405B was trained with the order tp, cp, pp, dp, while Megatron-LM's default order is tp, cp, ep, dp, pp. The two additional axes are context parallelism (cp) and expert parallelism (ep).
 #
-# - **Hooks.** One PyTorch user wrote a hook that treated its argument, the parameter, as the gradient. It took this user days to find out why the loss didn't change (pytorch issue 187268).
+# - **Hooks.** One PyTorch user wrote a hook that treated its argument, the parameter, as the gradient. It took days to find out why the loss didn't change (pytorch issue 187268).
 #
 # - **PyTorch's `DistributedDataParallel`** does what your class from exercise 14.1 does. The buckets hold 25 MiB by default (`bucket_cap_mb=25`). The first bucket is smaller so that its all-reduce can start sooner, and the parameters are assigned to buckets in roughly reverse order. DDP averages the gradients over *ranks*, so if your ranks have different numbers of tokens, you have to scale the loss yourself.
 #
@@ -707,7 +707,7 @@ symptoms(14)
 #
 # - **Megatron-Core's `DistributedOptimizer`** splits its flat buffers without regard to the boundaries between parameters, just as you did in exercise 14.2. It computes the norm in `get_grad_norm_fp32`, and the functions `param_is_not_tensor_parallel_duplicate` and `param_is_not_shared` decide which ranks count which parameters.
 #
-# - **`init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))`** creates a mesh and all its groups. The last axis is the innermost one. If you create a group with `dist.new_group` and want only its members to make this call, pass `use_local_synchronization=True`.
+# - **`init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))`** creates a mesh and all its groups. The last axis is the innermost one. If you want only a group's members to call `dist.new_group`, pass `use_local_synchronization=True`.
 #
 # </details>
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 15 · Capstone: train a GPT
 #
-# In this last chapter, a GPT made of your own code trains on two ranks, and you pull the plug in the middle of a step. By the end, you'll be able to kill a run three times and still get exactly the losses of a run that was never stopped, bit for bit. You'll also choose layouts for much larger runs.
+# In this last chapter, a GPT made of your own code trains on two ranks, and you pull the plug in the middle of a step. By the end, you'll be able to kill a run three times and still get the same losses, bit for bit, as in a run that was never stopped. You'll also choose layouts for much larger runs.
 #
 # You need chapters 10, 12, and 14. About 75 minutes.
 
@@ -38,7 +38,7 @@ from tplab.sequence import allreduce_sequence_parallel_gradients
 #
 # The layers of this GPT come from your library. If your library doesn't have a layer yet, the course's solution takes its place.
 #
-# The training loop has about 20 lines, and it calls four functions. These functions save a checkpoint, find the newest checkpoint, choose the data, and take a training step. `NAIVE` contains versions that most of us would write at first. You'll replace all four of them.
+# The training loop has about 20 lines, and it calls four functions. These functions save a checkpoint, find the newest checkpoint, choose the data, and take a training step. `NAIVE` contains the versions that most of us would write first. You'll replace all four of them.
 #
 # Let's train on the source code of Python's standard library, using two ranks.
 
@@ -56,7 +56,7 @@ viz.curves({"your GPT, on two ranks": list(losses_of(RUN).values())}, title="60 
 poster(RUN, answers)
 
 # %% [markdown]
-# The next cell shows a text that the model writes after 60 steps. It's far from being Python, but it already has line breaks and indentation.
+# The next cell shows some text that the model writes after 60 steps. It's far from real Python, but it already has line breaks and indentation.
 
 # %%
 print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir())))[0])
@@ -64,7 +64,7 @@ print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir()
 # %% [markdown]
 # ## Pull the plug
 #
-# Your run saved a checkpoint after every fifth step. Now let's start a second run with the same settings and kill rank 1 in the middle of step 18. We use a signal that no process can catch or ignore, so this is as close to a power failure as we can get.
+# Your run saved a checkpoint every five steps. Now let's start a second run with the same settings and kill rank 1 in the middle of step 18. We use a signal that no process can catch or ignore, so this is as close to a power failure as we can get.
 #
 # **Predict.** Suppose we start the killed run again. After which step does it continue? How many finished steps does it have to compute a second time?
 
@@ -85,7 +85,7 @@ def pull_the_plug(settings, functions, step, saving=False):
 pull_the_plug(KILLED, NAIVE, step=18)  # try other steps, too
 
 # %% [markdown]
-# Rank 1 is dead, and the report shows the line in which rank 0 is waiting for it. The run can continue from its newest checkpoint, which was saved after step 15.
+# Rank 1 is dead, and the report shows the line where rank 0 is waiting for it. The run can continue from its newest checkpoint, which was saved after step 15.
 #
 # But a power failure doesn't wait for a convenient moment. Let's start the run again and kill rank 1 while it's *writing* the checkpoint of step 20. Then we start the run once more.
 
@@ -100,17 +100,17 @@ with show_failure():
 # An operation is called **atomic** if it happens either completely or not at all. Renaming a folder is atomic, so you can write a checkpoint under a temporary name and rename the folder once all of its files are complete. Deleting a folder isn't atomic, because its files disappear one by one. So how can you delete an old checkpoint safely?
 
 # %% [markdown] task="15.1" title="A checkpoint that's whole or not there" difficulty=3 minutes=15
-# Write a function that saves a checkpoint and a function that finds the newest one. The checkpoint of step 100 is a folder called `step-000100` inside `folder`. (The number has at least six digits.)
+# Write one function that saves a checkpoint and another that finds the newest one. The checkpoint of step 100 is a folder called `step-000100` inside `folder`. (The number has at least six digits.)
 #
 # All ranks of `group` call `save_checkpoint`. Its argument `write` is a function that takes a folder and writes the calling rank's files into it. Every rank has to call `write`, with the path of a folder that you've already created.
 #
 # - **Anything that's named like a checkpoint has to be complete at all times.** The check kills all ranks before each disk operation and in the middle of each file.
 #
-# - The temporary folder has to be inside `folder`, too, because a rename is only atomic if it stays on the same disk. `folder` itself may not exist yet.
+# - The temporary folder also has to be inside `folder`, because a rename is atomic only if it stays on the same disk. `folder` itself may not exist yet.
 #
-# - After each save, only the `keep` newest checkpoints should be left, and everything that interrupted saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folders `step-drawings` and `drawings.saving`.
+# - After each save, only the `keep` newest checkpoints should remain, and everything that interrupted saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folders `step-drawings` and `drawings.saving`.
 #
-# - If there's already a checkpoint of this step, leave it alone, and raise a `ValueError` that names the step on every rank.
+# - If there's already a checkpoint for this step, leave it alone, and have every rank raise a `ValueError` that names the step.
 #
 # - `newest_checkpoint(folder)` returns the path of the newest complete checkpoint, or `None` if there isn't one. You can't rely on modification times.
 #
@@ -216,7 +216,7 @@ predict("15.b", first_seen_in=1, times=4)
 # %% [markdown]
 # So after a restart, the loader should skip the text that the model has already seen. But even that can go wrong. When a run resumed with Hugging Face's accelerate, the loader skipped the right number of batches but counted the epochs from 0 again. (An epoch is one pass over the whole text.) No matter which epoch the run had reached, the loader used the order of epoch 0. So in the epoch of the restart, the model saw some parts of the text twice and other parts not at all. You'd only notice this if you compared the run with one that was never stopped (accelerate pull request 4071, June 2026).
 #
-# There's a much simpler way, because the loader doesn't have to remember anything. Every checkpoint contains the number of finished steps, and the choice of the data can be a **function of this number**.
+# There's a much simpler way, in which the loader doesn't have to remember anything. Every checkpoint contains the number of finished steps, and the choice of the data can be a **function of this number**.
 
 # %% [markdown] task="15.2" title="Fix it: the same data twice" difficulty=2 minutes=12
 # The text is divided into `windows` sequences of the same length. We call these sequences windows and number them from 0. Return the windows that this replica should train on in the step after `done` finished steps.
@@ -290,7 +290,7 @@ viz.curves({"learning rate": rates}, ylabel="rate")
 #
 # - `allreduce_sequence_parallel_gradients(model, group)` is the function from exercise 12.3. It sums the gradients of all marked parameters over `group`. No other parameter needs this sum.
 #
-# - `clip_grad_norm(parameters, max_norm, mesh)` computes the norm as in exercise 14.4 and clips the gradients. It returns the norm before clipping as a tensor.
+# - `clip_grad_norm(parameters, max_norm, mesh)` computes the norm as in exercise 14.4 and clips the gradients. It returns the norm before clipping, as a tensor.
 #
 # - Send each gradient to the other replicas only once per step, not once per micro-batch.
 #
@@ -354,11 +354,11 @@ for name, found in losses.items():
 viz.table(rows, title="60 steps in float32")
 
 # %% [markdown]
-# You've trained with four different layouts, and you get the same losses every time! The tiny differences that are left come from rounding, because a sum in float32 depends on the order in which you add its terms.
+# You've trained with four different layouts and gotten the same losses every time! The tiny differences that remain come from rounding, because a sum in float32 depends on the order in which you add its terms.
 #
 # ## Rent some machines
 #
-# Which layout should you choose? On your laptop, it hardly matters. But if you train a larger model, the layout decides how many weeks you have to pay for. The table below shows three training jobs on machines with eight H100 GPUs each. The model with 70 billion parameters is Llama 3, and the model with 175 billion parameters is GPT-3.
+# Which layout should you choose? On your laptop, it hardly matters. But if you train a larger model, the layout decides how many weeks you have to pay for. The table below shows three training jobs on machines with eight H100 GPUs each. The 70-billion-parameter model is Llama 3, and the 175-billion-parameter model is GPT-3.
 
 # %%
 from tplab.cluster.jobs import JOBS
@@ -385,7 +385,7 @@ predict("15.c", rises="HFU", tokens_per_second="fall")
 #
 # - You have to use all the GPUs. `tp` has to divide the number of heads, and `dp` times the micro-batch size has to divide the number of sequences per step.
 #
-# - Each GPU has 80 GB of memory, and a tenth of it has to stay free. If `tp` is larger than 1, the ranks use sequence parallelism, too (chapter 12). Every replica stores the full optimizer state, so a larger `dp` doesn't save any memory. The first two models use FlashAttention, so you don't save any memory if you recompute "attention".
+# - Each GPU has 80 GB of memory, and a tenth of it has to stay free. If `tp` is larger than 1, the ranks also use sequence parallelism (chapter 12). Every replica stores the full optimizer state, so a larger `dp` doesn't save any memory. The first two models use FlashAttention, so recomputing "attention" doesn't save any memory.
 #
 # Start with a guess, and the check will tell you what's wrong with your layout. If you get stuck, think about what each choice costs: messages (chapter 11), activations (chapter 12), bubbles (chapter 13), and the gradients of the replicas (chapter 14).
 
@@ -427,7 +427,7 @@ for name, job in JOBS.items():
 viz.table(rows, title="your layouts, as they are and with all layers recomputed")
 
 # %% [markdown]
-# With all layers recomputed, each job processes fewer tokens per second. But for some of the jobs, the HFU gets *better*. So if somebody tells you how well they use their GPUs, ask whether they mean the MFU or the HFU.
+# If you recompute all layers, each job processes fewer tokens per second. But for some of the jobs, the HFU gets *better*. So if somebody tells you how well they use their GPUs, ask whether they mean the MFU or the HFU.
 #
 # ## Never stopped, killed, and on one rank
 #
@@ -486,13 +486,13 @@ card({f"p = {p}": losses[name] for p, name in names.items()}, RUN, answers)
 # %% [markdown]
 # <details><summary>Going deeper: the large run, checkpoints in other programs, and what's next</summary>
 #
-# - **A larger run.** `tplab` also has a capstone program, which consists of the same parts as your loop but has more options. It can evaluate the model, resume after a crash, and create a report. `python -m tplab.capstone --preset laptop --layers mine` trains your layers on two processes for a few minutes, and `make capstone` trains a model and writes its report. The preset `h100x8` is meant for eight H100 GPUs, but so far, we've only run it on emulated GPUs.
+# - **A larger run.** `tplab` has its own capstone program, which is built from the same parts as your loop but has more options. It can evaluate the model, resume after a crash, and create a report. `python -m tplab.capstone --preset laptop --layers mine` trains your layers on two processes for a few minutes, and `make capstone` trains a model and writes its report. The preset `h100x8` is meant for eight H100 GPUs, but so far, we've only run it on emulated GPUs.
 #
-# - **Power failures.** If a process is killed, the operating system still writes everything that the process has handed over to it. After a power failure, the operating system can't do that anymore. So before you rename a checkpoint, you also have to force its files onto the disk with `os.fsync`, as `tplab.capstone.checkpoints` does.
+# - **Power failures.** If a process is killed, the operating system still writes everything that the process has already handed to it. After a power failure, it can't do that anymore. So before you rename a checkpoint, you also have to force its files onto the disk with `os.fsync`, as `tplab.capstone.checkpoints` does.
 #
 # - **torch.distributed.checkpoint** writes a file called `.metadata` last. It first writes this file under a temporary name and then renames it. A checkpoint without this file can't be loaded.
 #
-# - **torchtitan and Megatron-LM.** torchtitan's `ParallelAwareDataloader` saves the state of each replica's loader, so you can't continue a run with a different number of replicas. Megatron-LM computes the position in the data from the number of samples that the run has consumed, which is what you do, too.
+# - **torchtitan and Megatron-LM.** torchtitan's `ParallelAwareDataloader` saves the state of each replica's loader, so you can't continue a run with a different number of replicas. Megatron-LM computes the position in the data from the number of samples that the run has consumed, just as you do.
 #
 # </details>
 #
