@@ -182,7 +182,7 @@ viz.table([launch(both_ends, 2, args=(split,))[0] for split in ("rows", "columns
 predict("7.b", one_hot_MB=206, vectors_MB=3)
 
 # %% [markdown]
-# Multiplying the table by a one-hot vector just copies a single row, so let's copy that row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. An ID in this range corresponds to row `ID - start` of the rank's shard. All other IDs are **foreign** to this rank, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign ID, the rank first looks up *some* row that does exist. Then it replaces the vector of the foreign ID with zeros.
+# Multiplying the table by a one-hot vector just copies a single row, so let's copy that row directly. Suppose that a rank holds rows `start` to `stop - 1` of the table. An ID in this range corresponds to row `ID - start` of the rank's shard. All other IDs are **foreign** to this rank, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so for a foreign ID, the rank first looks up *some* row that does exist. Then it replaces the vector for the foreign ID with zeros.
 #
 # **Predict.** Rank 1 holds rows 5 to 9 of our little table. It has to look up the IDs 5 and 2, and for a foreign ID, it uses row 0 of its shard. Which two rows of *its own shard* does rank 1 look up? What does it contribute to the first element of each vector? (Remember that row 7 of the full table contains `7.1` and `7.2`.)
 

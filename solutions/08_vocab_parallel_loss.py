@@ -264,7 +264,7 @@ viz.table([{"p = 2": name} | row for name, row in measured.items()])
 #
 # - **Ignored tokens.** Some tokens shouldn't count toward the loss, for example because they're part of the user's question. The target of such a token is `ignore_index`, which is -100 by default. The loss and the gradient of an ignored token are 0, and the mean loss includes only the tokens that *do* count.
 #
-# **Predict.** Suppose three of eight tokens have the target `ignore_index`. What do you divide the sum of the losses by to get the mean loss? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The correct loss is the logarithm of a whole number. Which number is it? What would this number be if the softmax included the padding?
+# **Predict.** Suppose three of the eight tokens have the target `ignore_index`. What do you divide the sum of the losses by to get the mean loss? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The correct loss is the logarithm of a whole number. Which number is it? What would this number be if the softmax included the padding?
 
 # %% predict="8.c"
 predict("8.c", divided_by=5, log_of=15, with_padding=16)
@@ -548,7 +548,7 @@ symptoms(8)
 #
 # - **Two messages are enough.** Both the sum of the exponentials and the target's logit are summed over the ranks, so you can put them in the same message. And if you only need the mean loss, you don't have to send $z_t - m$, the target's logit minus the maximum, for each token. Its sum over all tokens is enough. That's why `tplab` sends only $2n + 1$ numbers for $n$ tokens in the table above. Megatron-Core's fused version, `megatron/core/fusions/fused_cross_entropy.py`, sends the sum of the exponentials and the target's logit in a single message.
 #
-# - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) saves memory by overwriting the logits, if they're in float32. It first overwrites them with their exponentials and then with the gradient. This saves a whole shard, but the caller loses the logits. In May 2025, somebody proposed copying the logits first (pull request 1594, still open). The function doesn't raise an error if a target isn't in the vocabulary.
+# - **Megatron-Core** (`megatron/core/tensor_parallel/cross_entropy.py`) saves memory by overwriting the logits, if they're in float32. It first overwrites them with their exponentials and then with the gradient. This saves the memory of an entire shard, but the caller no longer has the logits. In May 2025, somebody proposed copying the logits first (pull request 1594, still open). The function doesn't raise an error if a target isn't in the vocabulary.
 #
 # - **Reinforcement learning** needs the log-probability of each token, which is the negative of your loss. Until August 2026, the training library ms-swift summed the ranks' contributions with a plain `all_reduce`, which autograd doesn't know about. The log-probabilities were correct. But if a rank didn't have a token's target, it computed a wrong gradient, which was sometimes zero. Now ms-swift calls Megatron-Core's loss, which has a handwritten backward pass (ms-swift pull request 9947).
 #

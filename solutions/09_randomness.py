@@ -135,7 +135,7 @@ viz.masks(masks)
 # %% [markdown]
 # The masks for `after_g` are right. After g, all four ranks have the same tensor, so they have to drop the same elements to keep their copies equal.
 #
-# The masks for `inside` are wrong. Inside the MLP, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, all four ranks use the same numbers, so the large tensor gets only a quarter as many different random numbers. As a result, the fraction of elements that survive dropout varies too much from token to token. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
+# The masks for `inside` are wrong. Inside the MLP, the ranks have different columns of one large tensor, and a single process would draw a separate random number for each element of this tensor. With a shared seed, all four ranks use the same numbers, so the large tensor contains only a quarter as many distinct random numbers. As a result, the fraction of elements that survive dropout varies too much from token to token. Its standard deviation is $\sqrt{p}$ times as large as it should be. If every rank had its own seed, the masks for `inside` would be right, but the masks for `after_g` would be wrong.
 #
 # ## Three streams
 #

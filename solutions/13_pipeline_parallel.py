@@ -182,7 +182,7 @@ viz.table([costs(make, 4, m) for m in (4, 8, 64) for make in (gpipe, schedule)])
 # Now we need a program that runs a schedule. In a single process, an autograd graph connects all the layers. But in a pipeline, each stage has its own process, and the processes exchange plain tensors without a graph. So how does a gradient get from one process to the next?
 
 # %% [markdown] task="13.2" title="Across the gap" difficulty=3 minutes=12
-# Write the forward pass and the backward pass of a single stage. You don't need several ranks yet, because the check runs all stages in one process.
+# Write the forward pass and the backward pass of a single stage. You don't need multiple ranks yet, because the check runs all the stages in one process.
 #
 # - `forward_stage` runs the stage on the message from the previous stage. It returns the message for the next stage and everything that your `backward_stage` will need.
 #
@@ -434,7 +434,7 @@ with show_failure():
 #
 # Even Megatron-LM got this wrong. To save memory, it used to free the output of a stage as soon as its send had *started*. But at that moment, NCCL might not have read the output yet. Whenever PyTorch reused the memory for a different tensor before NCCL had read the output, the next stage received wrong values. With 16 stages, this bug turned the gradient norm of Llama 3.1 405B into NaN. A developer found the cause in March 2026 (NVIDIA/Megatron-LM pull request 4047, since merged). The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test.
 #
-# You can reproduce such a bug on two ranks. Below, rank 0 writes a number into a buffer, starts to send the buffer, and then writes the next number without waiting. Meanwhile, rank 1 is busy with something else.
+# You can reproduce a bug like this on two ranks. Below, rank 0 writes a number into a buffer, starts to send the buffer, and then writes the next number without waiting. Meanwhile, rank 1 is busy with something else.
 #
 # **Predict.** If rank 0 sends 1, 2, and 3, which numbers does rank 1 receive?
 

@@ -489,7 +489,7 @@ with show_failure():
 #
 # ## Fix it: a norm that depends on tp
 #
-# Large training runs clip the gradient. If the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL computes this norm. The function below works like NeMo RL's code, with an additional all-reduce over the pipeline stages (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this).
+# Large training runs clip the gradient. If the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL computes this norm. The function below works like NeMo RL's code but adds an all-reduce over the pipeline stages (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this).
 
 
 # %%

@@ -108,7 +108,7 @@ with show_failure():
 #
 # - The temporary folder also has to be inside `folder`, because a rename is atomic only if it stays on the same disk. `folder` itself may not exist yet.
 #
-# - After each save, only the `keep` newest checkpoints should remain, and everything that interrupted saves have left behind should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folders `step-drawings` and `drawings.saving`.
+# - After each save, only the `keep` newest checkpoints should remain, and anything left behind by interrupted saves should be gone. Don't touch anything else in `folder`, such as the file `step-notes.txt` or the folders `step-drawings` and `drawings.saving`.
 #
 # - If there's already a checkpoint for this step, leave it alone, and have every rank raise a `ValueError` that names the step.
 #
@@ -284,7 +284,7 @@ viz.curves({"learning rate": rates}, ylabel="rate")
 # %% [markdown] task="15.3" title="A training step" difficulty=4 minutes=15
 # Take one training step on this replica's micro-batches. After the step, the weights should be the same as if a single process had trained on all the sequences of all replicas. What do you have to average, what do you have to sum, and over which groups? What has to come last?
 #
-# - `model(x, y)` returns the mean loss of a micro-batch, which is the same on all ranks of the `tp` group. All micro-batches have the same size, and all replicas have the same number of micro-batches.
+# - `model(x, y)` returns the mean loss of a micro-batch, which is the same on all ranks of the `tp` group. All micro-batches are the same size, and all replicas have the same number of micro-batches.
 #
 # - `mesh.get_group("tp")` and `mesh.get_group("dp")` return the groups that this rank belongs to.
 #
@@ -385,7 +385,7 @@ predict("15.c", rises="HFU", tokens_per_second="fall")
 #
 # - You have to use all the GPUs. `tp` has to divide the number of heads, and `dp` times the micro-batch size has to divide the number of sequences per step.
 #
-# - Each GPU has 80 GB of memory, and a tenth of it has to stay free. If `tp` is larger than 1, the ranks also use sequence parallelism (chapter 12). Every replica stores the full optimizer state, so a larger `dp` doesn't save any memory. The first two models use FlashAttention, so recomputing "attention" doesn't save any memory.
+# - Each GPU has 80 GB of memory, and 10% of it has to stay free. If `tp` is larger than 1, the ranks also use sequence parallelism (chapter 12). Every replica stores the full optimizer state, so a larger `dp` doesn't save any memory. The first two models use FlashAttention, so recomputing "attention" doesn't save any memory.
 #
 # Start with a guess, and the check will tell you what's wrong with your layout. If you get stuck, think about what each choice costs: messages (chapter 11), activations (chapter 12), bubbles (chapter 13), and the gradients of the replicas (chapter 14).
 
