@@ -13,10 +13,8 @@ value per block. Each block reads and writes dE_r once, so very small blocks are
 
     memory beyond x, E_r, their gradients:     c v/p  instead of  n v/p       (with the exponentials in float32)
 
-float16 is different, because its smallest numbers are so large that dZ = (softmax - 1[t]) / n would become zero. That's
-why training in float16 multiplies the loss by a scale, which reaches backward as dloss. So in float16, forward only
-computes the loss. The backward pass, which knows dloss, computes the logits again, with a fourth matmul and the same
-two all-reduces per block.
+float16 is refused for training, because its smallest numbers are so large that dZ = (softmax - 1[t]) / n would become
+zero. Training in float16 multiplies the loss by a scale to prevent that, but the scale only reaches backward.
 (Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is computed on several ranks.)
 """
 
@@ -61,9 +59,9 @@ def parallel_linear_cross_entropy(
     All other options, and the result, are as in `vocab_parallel_cross_entropy`.
 
     The weight's gradient is summed over the blocks in the weight's dtype (under autocast, in the lower precision). A
-    second backward pass raises RuntimeError, because the first one multiplies the saved gradients in place. In float16,
-    it works, because each backward pass computes the gradients itself. Raises ValueError for reduction="none", because
-    each token would then have its own dloss, which isn't known yet when forward computes the gradients.
+    second backward pass raises RuntimeError, because the first one multiplies the saved gradients in place. Raises
+    ValueError for training in float16 and for reduction="none", because each token would then have its own dloss, which
+    isn't known yet when forward computes the gradients.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
         shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"
@@ -77,9 +75,14 @@ def parallel_linear_cross_entropy(
     options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, group)
     targets = Targets.of(integers("target", target), len(weight), options, check_target)
     x, weight = in_autocast_dtype(x, weight)
+    # must be known before forward, where grad mode is always off; parameters require gradients even in evaluation
+    needed = needs_gradient(x), needs_gradient(weight)
+    if any(needed) and weight.dtype == torch.float16:
+        raise ValueError(
+            "in float16, these gradients would be rounded to zero: train in bfloat16, or scale the loss that "
+            "vocab_parallel_cross_entropy computes from parallel_logits"
+        )
     with torch.autocast(x.device.type, enabled=False):
-        # must be known before forward, where grad mode is always off; parameters require gradients even in evaluation
-        needed = needs_gradient(x), needs_gradient(weight)
         return _LinearCrossEntropy.apply(x, weight, *targets, options, tokens_at_once, needed, sum_gradient, group)
 
 
@@ -102,26 +105,17 @@ class _LinearCrossEntropy(Function):
     ) -> Tensor:  # fmt: skip
         rows, targets = x.reshape(-1, x.shape[-1]), Targets(column, foreign, counts)
         ctx.shape, ctx.sum_gradient, ctx.group = x.shape, sum_gradient, group
-        problem: dict[str, Any] = {"options": options, "tokens_at_once": tokens_at_once, "group": group}
-        ctx.problem = problem
-        ctx.late = needed if any(needed) and weight.dtype == torch.float16 else None  # what backward has to compute
-        one = torch.ones(1, dtype=sum_dtype(weight), device=x.device)
-        loss, dx, dw = _in_blocks(rows, weight, targets, one, (False, False) if ctx.late else needed, **problem)
-        ctx.save_for_backward(*((rows, weight, *targets) if ctx.late else (dx, dw)))
+        loss, dx, dw = _in_blocks(rows, weight, targets, options, tokens_at_once, needed, group)
+        ctx.save_for_backward(dx, dw)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple:
-        if ctx.late:
-            rows, weight, *targets = ctx.saved_tensors
-            with torch.autocast(rows.device.type, enabled=False):
-                _, dx, dw = _in_blocks(rows, weight, Targets(*targets), dloss.view(1), ctx.late, **ctx.problem)
-        else:
-            dx, dw = ctx.saved_tensors
-            for gradient in (dx, dw):
-                if gradient is not None:
-                    _multiply(gradient, dloss)
+        dx, dw = ctx.saved_tensors
+        for gradient in (dx, dw):
+            if gradient is not None:
+                _multiply(gradient, dloss)
         if dx is not None:
             if ctx.sum_gradient and rank_and_size(ctx.group)[1] > 1:
                 dist.all_reduce(dx, group=ctx.group)
@@ -130,13 +124,10 @@ class _LinearCrossEntropy(Function):
 
 
 def _in_blocks(
-    rows: Tensor, weight: Tensor, targets: Targets, dloss: Tensor, needed: Sequence[bool], options: Options,
-    tokens_at_once: int, group: ProcessGroup | None,
+    rows: Tensor, weight: Tensor, targets: Targets, options: Options, tokens_at_once: int,
+    needed: Sequence[bool], group: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the loss of x [n, h] and, if they are `needed`, its gradients dx [n, h] (partial) and dw [v/p, h].
-
-    dloss    what the gradients are multiplied by, [1]
-    """
+    """Return the loss of x [n, h] and, if they are `needed`, its gradients dx [n, h] (partial) and dw [v/p, h]."""
     need_dx, need_dw = needed
     dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None
     dw: Tensor | None = None
@@ -144,6 +135,7 @@ def _in_blocks(
     exponentials = logits if logits.dtype == sum_dtype(logits) else None  # other dtypes would round them
     if need_dx or need_dw:
         exponentials = torch.empty_like(logits, dtype=sum_dtype(logits)) if exponentials is None else exponentials
+        dloss = torch.ones((), dtype=sum_dtype(logits), device=logits.device)
         dloss = dloss / targets.counted() if options.reduction == "mean" else dloss
         dlosses, shifts = targets.gradients(dloss, options)
     sums = []
