@@ -19,7 +19,7 @@ zero. Training in float16 multiplies the loss by a scale to prevent that, but th
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,12 +41,8 @@ def parallel_linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Literal["mean", "sum"] = "mean",
     vocab_size: int | None = None,
     tokens_at_once: int | None = None,
-    check_target: bool | None = None,
     sum_gradient: bool = True,
     group: ProcessGroup | None = None,
 ) -> Tensor:
@@ -56,24 +52,22 @@ def parallel_linear_cross_entropy(
     vocab_size        number of ids that aren't padding; None: the number in the mark `weight.tensor_parallel`, or, if
                       there is no mark, all ids
     sum_gradient      False: don't apply f, so that dx is only this rank's term and an earlier operator has to sum it
-    All other options, and the result, are as in `vocab_parallel_cross_entropy`.
+    The result is as in `vocab_parallel_cross_entropy` with its default options, so it's a mean, tokens with the target
+    -100 don't count, and for other targets outside the vocabulary, this raises IndexError or, on a GPU, returns NaN.
 
     The weight's gradient is summed over the blocks in the weight's dtype (under autocast, in the lower precision). A
     second backward pass raises RuntimeError, because the first one multiplies the saved gradients in place. Raises
-    ValueError for training in float16 and for reduction="none", because each token would then have its own dloss, which
-    isn't known yet when forward computes the gradients.
+    ValueError for training in float16.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
         shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"
         raise ValueError(f"{shapes} should be [.., h], [v/p, h] and [..]")
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum'")
     tokens_at_once = default_tokens_at_once(len(weight), x.device) if tokens_at_once is None else tokens_at_once
     if tokens_at_once < 1:
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
     vocab_size = vocabulary("weight", weight, 0, vocab_size, group)
-    options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, group)
-    targets = Targets.of(integers("target", target), len(weight), options, check_target)
+    options = Options.of(len(weight), -100, 0.0, "mean", vocab_size, group)
+    targets = Targets.of(integers("target", target), len(weight), options, None)
     x, weight = in_autocast_dtype(x, weight)
     # must be known before forward, where grad mode is always off; parameters require gradients even in evaluation
     needed = needs_gradient(x), needs_gradient(weight)
@@ -135,9 +129,7 @@ def _in_blocks(
     exponentials = logits if logits.dtype == sum_dtype(logits) else None  # other dtypes would round them
     if need_dx or need_dw:
         exponentials = torch.empty_like(logits, dtype=sum_dtype(logits)) if exponentials is None else exponentials
-        dloss = torch.ones((), dtype=sum_dtype(logits), device=logits.device)
-        dloss = dloss / targets.counted() if options.reduction == "mean" else dloss
-        dlosses, shifts = targets.gradients(dloss, options)
+        dlosses, shifts = targets.gradients(targets.counted().to(sum_dtype(logits)).reciprocal(), options)
     sums = []
     for first in range(0, max(1, len(rows)), tokens_at_once):
         block = slice(first, first + tokens_at_once)
