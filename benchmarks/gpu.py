@@ -3,9 +3,8 @@
     python -m benchmarks.gpu [--rounds 20] [--eager] [--profile] [--small]
 
 This shows what parallel layers cost when there is nothing to share. A way is one kind of layers, either eager or
-compiled. Megatron-Core's layers take part if `megatron-core` is installed. All ways train the same GPT with the same
-weights, optimizer, sequences and precision, which is float32 on a CPU. They take turns (`benchmarks.turns`). The ratio
-is that to plain PyTorch of the same kind, eager or compiled.
+compiled. All ways train the same GPT with the same weights, optimizer, sequences and precision. They take turns
+(`benchmarks.turns`). The ratio is that to plain PyTorch of the same kind, eager or compiled.
 
 The utilization is based on the FLOPs that the model needs (`tplab.cost.flops`), and appears only for GPUs that
 `tplab.cost.machines` knows. The peak is the memory that torch's allocator handed out for this way alone: weights,
@@ -26,7 +25,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.megatron import build_megatron
 from benchmarks.turns import milliseconds, ratio, table, this_machine, turns
 from tplab import device, launch
 from tplab.capstone.settings.io import PRESETS
@@ -42,7 +40,7 @@ from tplab.memory.meter import optimizer_bytes, parameter_bytes
 from tplab.runtime.devices import backend_for
 from tplab.trace.rank_trace import trace_rank
 
-LAYERS = {"plain PyTorch": "plain", "tplab": "tplab", "Megatron-Core": "plain"}
+LAYERS = {"plain PyTorch": "plain", "tplab": "tplab"}
 EAGER: dict[str, dict[str, Any]] = {name: {"layers": layers, "compile": False} for name, layers in LAYERS.items()}
 COMPILED = {f"{name}, compiled": changes | {"compile": True} for name, changes in EAGER.items()}
 SMALL: dict[str, Any] = {
@@ -86,7 +84,7 @@ def measure(
     outcomes: dict[str, Outcome] = {}
     for name, changes in ways.items():
         try:
-            step, held = _make(name, replace(settings, **changes))
+            step, held = _make(replace(settings, **changes))
             loss = step()  # the first step includes compilation and everything else that's done only once
         except Exception as error:  # without this way, the others can still be compared
             outcomes[name] = Outcome(missing="".join(format_exception_only(error)).splitlines()[0])
@@ -123,14 +121,13 @@ def _kernels(step: Callable[[], object]) -> list[tuple[str, int, float]]:
     return sorted(found, key=lambda kernel: kernel[2], reverse=True)[:SHOWN_KERNELS]
 
 
-def _make(name: str, settings: Settings) -> tuple[Callable[[], float], Callable[[], int]]:
+def _make(settings: Settings) -> tuple[Callable[[], float], Callable[[], int]]:
     """Return a function that runs a step, and one that counts the bytes of the weights and of the optimizer.
 
     The first function returns the loss when the device is done.
     """
     ranks = join(settings)
-    build = build_megatron if name.startswith("Megatron-Core") else build_model
-    model = build(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
+    model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
     if settings.compile:
         compile_layers(model)
     trainer = Trainer(model, settings, ranks)
@@ -220,15 +217,13 @@ def main() -> None:
     settings = on_one_rank(**(SMALL if options.small else {}))
     backend = backend_for(1)
     place = torch.device("cuda" if backend == "nccl" else "cpu")
-    if place.type == "cpu":  # Megatron-Core's layers know autocast only on a GPU
-        settings = replace(settings, precision="float32")
     ways = EAGER if options.eager else EAGER | COMPILED
     given = (settings, ways, options.rounds, options.profile)
     (outcomes,) = launch(measure, 1, args=given, backend=backend, timeout=None)
     print(f"\n{this_machine(place)}, {settings.precision}, {options.rounds} rounds\n")
     print(report(settings, outcomes, machine.flops if (machine := known_machine(place)) else None))
     print("\n" + kernel_tables(outcomes), flush=True)
-    sys.exit(any(one.missing and not one.missing.startswith("ModuleNotFoundError") for one in outcomes.values()))
+    sys.exit(any(one.missing for one in outcomes.values()))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """Runs an answer against its check without a notebook."""
 
-import builtins
-import linecache
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from tests import ROOT
+from tplab.course.checks.reference_answers import new_namespace, run_cell
 from tplab.course.notebooks import numbering
 from tplab.course.notebooks.mistakes import path_of, tables
 from tplab.course.notebooks.numbering import number_of
@@ -42,9 +41,8 @@ def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Ite
     """A fresh namespace as a notebook has it just before the check of `exercise`, with its setup and exercises run.
 
     answers: sources that stand in for an exercise's solution. blank: exercises whose stub is left as it is.
-    The namespace is that of a __main__ module, so that functions defined in it travel to the ranks by value.
     """
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    namespace = new_namespace()
     for cell in chapter_of(exercise).cells:
         if cell.role == "check" and cell.number == exercise:
             return namespace
@@ -58,12 +56,6 @@ def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Ite
     raise ValueError(f"there is no check {exercise}")
 
 
-def run_cell(source: str, namespace: dict[str, Any], name: str) -> None:
-    """Run a cell's source; tracebacks show its lines."""
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    exec(compile(source, name, "exec"), namespace)
-
-
 def run_check(exercise: str, namespace: dict[str, Any], seed: int | None = None) -> Any:
     """What the check cell of `exercise` shows, for new inputs or those of `seed`. Raises what it raises."""
     source = chapter_of(exercise).of_role("check")[exercise].text.strip()
@@ -75,7 +67,7 @@ def run_check(exercise: str, namespace: dict[str, Any], seed: int | None = None)
 def run_prediction(number: str, *, blank: bool = False) -> Any:
     """What the predict cell shows with the source's values, or with dots for every value."""
     source = chapter_of(number).of_role("predict")[number].text
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    namespace = new_namespace()
     for cell in chapter_of(number).cells:
         if cell.code and "setup" in cell.tags:
             run_cell(cell.text, namespace, f"<setup of chapter {number.partition('.')[0]}>")

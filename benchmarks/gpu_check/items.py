@@ -64,7 +64,7 @@ def items(where: Where, gpus: int) -> list[Item]:
         tests("grids of 8 ranks", 120, "tests/gpu/test_grids.py"),
         chapter("03_conjugate_operators", 75),
         chapter("05_parallel_mlp", 75),
-        program("a step beside plain PyTorch and Megatron-Core", 240, "benchmarks.gpu", *steps),
+        program("a step beside plain PyTorch", 240, "benchmarks.gpu", *steps),
         program("constants of the cost model", 90, "benchmarks.gpu_constants"),
         chapter("08_vocab_parallel_loss", 75),
         chapter("12_sequence_parallel", 75),

@@ -1,13 +1,11 @@
 """A small GPT that is trained on a grid of ranks, and on one process by plain torch."""
 
-from contextlib import nullcontext
-
 import torch
 
+from tests.data.small_net import weights_of
 from tplab import device
 from tplab.cluster.three_dimensions import Training3D
 from tplab.data.grid import Grid
-from tplab.data.zero3 import ZeRO3
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.tensor.rng import seed_all
@@ -39,15 +37,9 @@ def trained(grid, micro_batches, **options):
     for step in range(STEPS):
         losses.append(training.step(*batch(step)))
         norms.append(float(training.norm))
-    return losses, norms, weights_of(training.training.optimizer, training.stage)
-
-
-def weights_of(optimizer, model):
-    with optimizer.gathered() if isinstance(optimizer, ZeRO3) else nullcontext():
-        return {
-            name: (parameter.detach().clone(), getattr(parameter, "tensor_parallel", None))
-            for name, parameter in model.named_parameters()
-        }
+    weights = weights_of(training.training.optimizer, training.stage)
+    marks = {name: getattr(parameter, "tensor_parallel", None) for name, parameter in training.stage.named_parameters()}
+    return losses, norms, {name: (weight, marks[name]) for name, weight in weights.items()}
 
 
 def one_process(max_norm):

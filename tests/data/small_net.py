@@ -5,6 +5,7 @@ is used only on request, a buffer whose memory is not in order.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from tests.reference import random
+from tplab.data.zero3 import ZeRO3
 
 IN, HIDDEN, CLASSES = 5, 7, 3
 ROWS = 4  # of a rank's batch
@@ -70,6 +72,12 @@ def whole_batch(ranks: Iterable[int], step: int, of_rank: Callable = batch) -> t
 
 def loss_of(model: nn.Module, rows: tuple[Tensor, Tensor], **options: bool) -> Tensor:
     return F.cross_entropy(model(rows[0], **options), rows[1])
+
+
+def weights_of(zero: object, model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the whole weights, where ZeRO-3 has only their shards."""
+    with zero.gathered() if isinstance(zero, ZeRO3) else nullcontext():
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:

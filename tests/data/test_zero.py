@@ -1,6 +1,5 @@
 """ZeRO 1, 2 and 3 train like one process, and hold and send what the paper says."""
 
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.data.small_net import HIDDEN, Block, Net, batch, loss_of, plain_training, whole_batch
+from tests.data.small_net import HIDDEN, Block, Net, batch, loss_of, plain_training, weights_of, whole_batch
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import own_group
 from tplab import launch, record
@@ -43,11 +42,6 @@ def steps(model, optimizer, batches, after_backward=lambda: None, after_step=lam
 
 def own_batches():
     return [batch(dist.get_rank() if dist.is_initialized() else 0, 10 * step) for step in range(3)]
-
-
-def weights_of(zero, model):
-    with zero.gathered() if isinstance(zero, ZeRO3) else nullcontext():
-        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 # A vector and its shards

@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty
 
+import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
@@ -96,3 +98,20 @@ def notebook() -> Iterator[Notebook]:
         if manager.has_kernel:
             manager.shutdown_kernel(now=True)
         shutil.rmtree(folder)
+
+
+def opened(page: str | None, first: str = "", folder: Path | None = None) -> Iterator[Notebook]:
+    """A kernel in `folder` as a page of this name in JupyterLab starts it, or without a page, as nbclient and nbval do.
+
+    It has run the first cell.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if folder:
+            patch.chdir(folder)
+        if page:
+            patch.setenv("JPY_SESSION_NAME", page)
+        else:
+            patch.delenv("JPY_SESSION_NAME", raising=False)
+        with notebook() as book:
+            book.run(first)
+            yield book

@@ -8,17 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runtime.kernel import Cell, Notebook, notebook
+from tests.runtime.kernel import Cell, Notebook, opened
 from tplab.runtime.liveview import WIDGET_VIEW
 
 
 @pytest.fixture(scope="module")
 def book() -> Iterator[Notebook]:
     """A kernel as JupyterLab starts it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JPY_SESSION_NAME", "chapters/04_parallel_linear.ipynb")
-        with notebook() as opened:
-            yield opened
+    yield from opened("chapters/04_parallel_linear.ipynb")
 
 
 def descendants(book: Notebook) -> list[psutil.Process]:

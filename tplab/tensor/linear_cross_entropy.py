@@ -13,15 +13,13 @@ value per block. Each block reads and writes dE_r once, so very small blocks are
 
     memory beyond x, E_r, their gradients:     c v/p  instead of  n v/p       (with the exponentials in float32)
 
-float16 is different, because its smallest numbers are so large that dZ = (softmax - 1[t]) / n would become zero. That's
-why training in float16 multiplies the loss by a scale, which reaches backward as dloss. So in float16, forward only
-computes the loss. The backward pass, which knows dloss, computes the logits again, with a fourth matmul and the same
-two all-reduces per block.
+float16 is refused for training, because its smallest numbers are so large that dZ = (softmax - 1[t]) / n would become
+zero. Training in float16 multiplies the loss by a scale to prevent that, but the scale only reaches backward.
 (Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is computed on several ranks.)
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,12 +41,8 @@ def parallel_linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Literal["mean", "sum"] = "mean",
     vocab_size: int | None = None,
     tokens_at_once: int | None = None,
-    check_target: bool | None = None,
     sum_gradient: bool = True,
     group: ProcessGroup | None = None,
 ) -> Tensor:
@@ -58,28 +52,31 @@ def parallel_linear_cross_entropy(
     vocab_size        number of ids that aren't padding; None: the number in the mark `weight.tensor_parallel`, or, if
                       there is no mark, all ids
     sum_gradient      False: don't apply f, so that dx is only this rank's term and an earlier operator has to sum it
-    All other options, and the result, are as in `vocab_parallel_cross_entropy`.
+    The result is as in `vocab_parallel_cross_entropy` with its default options, so it's a mean, tokens with the target
+    -100 don't count, and for other targets outside the vocabulary, this raises IndexError or, on a GPU, returns NaN.
 
     The weight's gradient is summed over the blocks in the weight's dtype (under autocast, in the lower precision). A
-    second backward pass raises RuntimeError, because the first one multiplies the saved gradients in place. In float16,
-    it works, because each backward pass computes the gradients itself. Raises ValueError for reduction="none", because
-    each token would then have its own dloss, which isn't known yet when forward computes the gradients.
+    second backward pass raises RuntimeError, because the first one multiplies the saved gradients in place. Raises
+    ValueError for training in float16.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
         shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"
         raise ValueError(f"{shapes} should be [.., h], [v/p, h] and [..]")
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum'")
     tokens_at_once = default_tokens_at_once(len(weight), x.device) if tokens_at_once is None else tokens_at_once
     if tokens_at_once < 1:
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
     vocab_size = vocabulary("weight", weight, 0, vocab_size, group)
-    options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, group)
-    targets = Targets.of(integers("target", target), len(weight), options, check_target)
+    options = Options.of(len(weight), -100, 0.0, "mean", vocab_size, group)
+    targets = Targets.of(integers("target", target), len(weight), options, None)
     x, weight = in_autocast_dtype(x, weight)
+    # must be known before forward, where grad mode is always off; parameters require gradients even in evaluation
+    needed = needs_gradient(x), needs_gradient(weight)
+    if any(needed) and weight.dtype == torch.float16:
+        raise ValueError(
+            "in float16, these gradients would be rounded to zero: train in bfloat16, or scale the loss that "
+            "vocab_parallel_cross_entropy computes from parallel_logits"
+        )
     with torch.autocast(x.device.type, enabled=False):
-        # must be known before forward, where grad mode is always off; parameters require gradients even in evaluation
-        needed = needs_gradient(x), needs_gradient(weight)
         return _LinearCrossEntropy.apply(x, weight, *targets, options, tokens_at_once, needed, sum_gradient, group)
 
 
@@ -102,26 +99,17 @@ class _LinearCrossEntropy(Function):
     ) -> Tensor:  # fmt: skip
         rows, targets = x.reshape(-1, x.shape[-1]), Targets(column, foreign, counts)
         ctx.shape, ctx.sum_gradient, ctx.group = x.shape, sum_gradient, group
-        problem: dict[str, Any] = {"options": options, "tokens_at_once": tokens_at_once, "group": group}
-        ctx.problem = problem
-        ctx.late = needed if any(needed) and weight.dtype == torch.float16 else None  # what backward has to compute
-        one = torch.ones(1, dtype=sum_dtype(weight), device=x.device)
-        loss, dx, dw = _in_blocks(rows, weight, targets, one, (False, False) if ctx.late else needed, **problem)
-        ctx.save_for_backward(*((rows, weight, *targets) if ctx.late else (dx, dw)))
+        loss, dx, dw = _in_blocks(rows, weight, targets, options, tokens_at_once, needed, group)
+        ctx.save_for_backward(dx, dw)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple:
-        if ctx.late:
-            rows, weight, *targets = ctx.saved_tensors
-            with torch.autocast(rows.device.type, enabled=False):
-                _, dx, dw = _in_blocks(rows, weight, Targets(*targets), dloss.view(1), ctx.late, **ctx.problem)
-        else:
-            dx, dw = ctx.saved_tensors
-            for gradient in (dx, dw):
-                if gradient is not None:
-                    _multiply(gradient, dloss)
+        dx, dw = ctx.saved_tensors
+        for gradient in (dx, dw):
+            if gradient is not None:
+                _multiply(gradient, dloss)
         if dx is not None:
             if ctx.sum_gradient and rank_and_size(ctx.group)[1] > 1:
                 dist.all_reduce(dx, group=ctx.group)
@@ -130,13 +118,10 @@ class _LinearCrossEntropy(Function):
 
 
 def _in_blocks(
-    rows: Tensor, weight: Tensor, targets: Targets, dloss: Tensor, needed: Sequence[bool], options: Options,
-    tokens_at_once: int, group: ProcessGroup | None,
+    rows: Tensor, weight: Tensor, targets: Targets, options: Options, tokens_at_once: int,
+    needed: Sequence[bool], group: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the loss of x [n, h] and, if they are `needed`, its gradients dx [n, h] (partial) and dw [v/p, h].
-
-    dloss    what the gradients are multiplied by, [1]
-    """
+    """Return the loss of x [n, h] and, if they are `needed`, its gradients dx [n, h] (partial) and dw [v/p, h]."""
     need_dx, need_dw = needed
     dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None
     dw: Tensor | None = None
@@ -144,8 +129,7 @@ def _in_blocks(
     exponentials = logits if logits.dtype == sum_dtype(logits) else None  # other dtypes would round them
     if need_dx or need_dw:
         exponentials = torch.empty_like(logits, dtype=sum_dtype(logits)) if exponentials is None else exponentials
-        dloss = dloss / targets.counted() if options.reduction == "mean" else dloss
-        dlosses, shifts = targets.gradients(dloss, options)
+        dlosses, shifts = targets.gradients(targets.counted().to(sum_dtype(logits)).reciprocal(), options)
     sums = []
     for first in range(0, max(1, len(rows)), tokens_at_once):
         block = slice(first, first + tokens_at_once)

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import ROOT
-from tests.course.page import opened
-from tests.runtime.kernel import Cell, Notebook
+from tests.runtime.kernel import Cell, Notebook, opened
 from tplab.course.feedback.waiting import on_page
 from tplab.course.notebooks.cells import read_notebook
 

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from tests.course import tiny
 from tests.course.grade import in_process
 from tests.course.grade.in_process import verdicts
 from tplab.course.commands import cli
@@ -21,11 +20,6 @@ COUNT = 13  # more than there are ways to spoil a notebook
 def root(tmp_path_factory):
     with in_process.course(tmp_path_factory.mktemp("tiny"), COUNT) as folder:
         yield folder
-
-
-@pytest.fixture
-def learner(root):
-    return tiny.Learner(root / "chapters" / "90_tiny.ipynb")
 
 
 def swapped_with_check(mine, k):

@@ -6,8 +6,7 @@ import pytest
 
 from tests.capstone.own_layers.libraries import solution
 from tests.course.learn.test_library import empty_course
-from tests.course.page import opened
-from tests.runtime.kernel import Notebook
+from tests.runtime.kernel import Notebook, opened
 from tplab.course.commands.mine import library as page
 from tplab.course.learn.course_files import Course
 

@@ -24,7 +24,7 @@ def reference_answers(number: str, change: Callable[[str], str] = lambda source:
     namespace = dict(_namespace_before(number))
     for cell in cells:
         if cell.marks.get("exercise") == number:
-            _run(change(cell.source), namespace, f"<a known mistake in {number}>")
+            run_cell(change(cell.source), namespace, f"<a known mistake in {number}>")
         elif cell.marks.get("check") == number:
             return {name: namespace[name] for name in passed_names(cell.source)}
     raise ValueError(f"there is no check {number}")
@@ -37,20 +37,23 @@ def _cells(number: str) -> list[Cell]:
 
 @cache
 def _namespace_before(number: str) -> dict[str, Any]:
-    """Run a chapter's setup and exercises up to an exercise.
-
-    The namespace is that of a `__main__` module, so its functions travel to the ranks by value.
-    """
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    """Run a chapter's setup and exercises up to an exercise."""
+    namespace = new_namespace()
     for cell in _cells(number):
         if cell.marks.get("exercise") == number:
             break
         if "exercise" in cell.marks or "setup" in cell.metadata.get("tags", []):
-            _run(cell.source, namespace, f"<reference for {number}>")
+            run_cell(cell.source, namespace, f"<reference for {number}>")
     return namespace
 
 
-def _run(source: str, namespace: dict[str, Any], name: str) -> None:
+def new_namespace() -> dict[str, Any]:
+    """Return the namespace of an empty `__main__` module, whose functions travel to the ranks by value."""
+    return {"__name__": "__main__", "__builtins__": builtins}
+
+
+def run_cell(source: str, namespace: dict[str, Any], name: str) -> None:
+    """Run a cell's source in a namespace. Tracebacks show its lines as those of a file with this name."""
     text = to_python(source)
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     exec(compile(text, name, "exec"), namespace)
