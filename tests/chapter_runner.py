@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any
 
 from tests import ROOT
-from tplab.course.checks.reference_answers import new_namespace, run_cell
 from tplab.course.notebooks import numbering
 from tplab.course.notebooks.mistakes import path_of, tables
 from tplab.course.notebooks.numbering import number_of
@@ -42,6 +41,8 @@ def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Ite
 
     answers: sources that stand in for an exercise's solution. blank: exercises whose stub is left as it is.
     """
+    from tplab.course.checks.reference_answers import new_namespace, run_cell  # here, since ranks import this module
+
     namespace = new_namespace()
     for cell in chapter_of(exercise).cells:
         if cell.role == "check" and cell.number == exercise:
@@ -66,6 +67,8 @@ def run_check(exercise: str, namespace: dict[str, Any], seed: int | None = None)
 
 def run_prediction(number: str, *, blank: bool = False) -> Any:
     """What the predict cell shows with the source's values, or with dots for every value."""
+    from tplab.course.checks.reference_answers import new_namespace, run_cell  # here, since ranks import this module
+
     source = chapter_of(number).of_role("predict")[number].text
     namespace = new_namespace()
     for cell in chapter_of(number).cells:
