@@ -840,7 +840,7 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss}
 # %% [markdown]
 # `attn.c_proj.weight` is square, so its shape doesn't reveal the mistake. That's why you should always compare the logits of a loaded model with those of the original.
 #
-# Would you like to load the real GPT-2, or a Llama? If you've downloaded a model's folder from Hugging Face, `tplab.gpt.config_of_folder` returns the config of the model, and `tplab.gpt.load_folder` loads the weights. Each rank reads only its own slices of the files.
+# Would you like to load the real GPT-2, or a Llama? If you've downloaded a model's folder from Hugging Face, `tplab.gpt.config_of_folder` returns the config of the model, and `tplab.gpt.load_folder` loads the weights. Each rank reads only its own slices of the files. And if you already have the state dict of a model from `transformers`, `tplab.gpt.from_hugging_face` translates it.
 #
 # ## In the wild
 #

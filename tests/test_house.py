@@ -22,7 +22,7 @@ from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
-CONDA_NAMES = {"torch": "pytorch"}  # where conda-forge calls a package otherwise
+CONDA_NAMES = {"torch": "pytorch", "jupyter-client": "jupyter_client"}  # where conda-forge calls a package otherwise
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 

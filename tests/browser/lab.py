@@ -30,6 +30,7 @@ from pathlib import Path
 
 import nbformat
 from playwright.sync_api import BrowserContext, Locator, Page, Request, sync_playwright
+from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from tests import ROOT
@@ -204,6 +205,8 @@ class Lab:
             self._window = window
         finally:
             if self._window is None:
+                with suppress(PlaywrightError):  # the kernel should end in any case
+                    window.evaluate(CLOSE)
                 window.close()
 
 
@@ -243,16 +246,17 @@ class NotebookPage:
         self.page.goto(f"{self.server.url}doc/tree/{self.path}?token={self.server.token}")
 
     def wait_until_ready(self) -> None:
-        """Wait until the kernel is. If it isn't after a minute, load the page again, as a learner would.
+        """Wait until the kernel is ready. If it isn't after a minute, load the page again, as a learner would.
 
         JupyterLab once never showed the first notebook of a new server as idle; 100 attempts didn't bring it back.
         """
         for patience in (60, PATIENCE):
+            if patience == PATIENCE:
+                self.load()
             with suppress(PlaywrightTimeout):
-                self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+                self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=patience * 1000)
                 self.page.wait_for_function(IS_IDLE, arg=self.path, timeout=patience * 1000)
                 return
-            self.load()
         log = (self.server.folder / ".lab" / "lab.log").read_text(errors="replace")
         raise RuntimeError(f"no kernel is ready: errors {self.errors}; JupyterLab's log:\n{log[-5000:]}")
 

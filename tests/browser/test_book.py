@@ -67,14 +67,13 @@ def test_every_page_can_be_read(page: Page, book: Path) -> None:
             measured = page.evaluate(MEASURES)
             figures += len(measured["figures"])
             wrong += [f"{path.name}, {width} pixels, {theme}: {what}" for what in faults(measured, width, theme)]
-    phone = page.context.new_page()
-    phone.set_viewport_size({"width": 390, "height": 900})
-    phone.add_init_script("localStorage.setItem('mode', 'dark'); localStorage.setItem('theme', 'dark')")
-    phone.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
-    assert phone.locator("html").get_attribute("data-theme") == "dark", "as the reader has chosen"
-    phone.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
-    wrong += [f"opened on a phone: {what}" for what in faults(phone.evaluate(MEASURES), 390, "dark")]
-    phone.close()
+    with page.context.browser.new_context(viewport={"width": 390, "height": 900}) as somebodys:
+        phone = somebodys.new_page()
+        phone.add_init_script("localStorage.setItem('mode', 'dark'); localStorage.setItem('theme', 'dark')")
+        phone.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
+        assert phone.locator("html").get_attribute("data-theme") == "dark", "as the reader has chosen"
+        phone.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
+        wrong += [f"opened on a phone: {what}" for what in faults(phone.evaluate(MEASURES), 390, "dark")]
     assert wrong == []
     assert figures > 2 * 60
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -140,7 +140,9 @@ def lose_kernel(page: NotebookPage, cell: str) -> None:
     page.wait_until_idle()  # a kernel that is restarting can't be ended
 
 
-@pytest.mark.parametrize("stem", [pytest.param(stem, marks=pytest.mark.xdist_group(stem)) for stem in CHAPTERS])
+@pytest.mark.parametrize(
+    "stem", [pytest.param(stem, marks=pytest.mark.xdist_group(f"{stem} in the browser")) for stem in CHAPTERS]
+)
 def test_a_chapter_runs_and_its_controls_change_their_pictures(lab, solved, stem):
     with lab.notebook(f"{solved}/{stem}.ipynb", DARK if stem in IN_DARK else LIGHT) as page:
         run(page, stem)

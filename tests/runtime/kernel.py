@@ -103,7 +103,7 @@ def notebook() -> Iterator[Notebook]:
 def opened(page: str | None, first: str = "", folder: Path | None = None) -> Iterator[Notebook]:
     """A kernel in `folder` as a page of this name in JupyterLab starts it, or without a page, as nbclient and nbval do.
 
-    It has run the first cell.
+    It has run the cell `first`, if there is one.
     """
     with pytest.MonkeyPatch.context() as patch:
         if folder:
@@ -113,5 +113,6 @@ def opened(page: str | None, first: str = "", folder: Path | None = None) -> Ite
         else:
             patch.delenv("JPY_SESSION_NAME", raising=False)
         with notebook() as book:
-            book.run(first)
+            if first:
+                book.run(first)
             yield book
