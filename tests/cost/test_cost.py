@@ -112,8 +112,9 @@ def parts(one: Pass) -> tuple[float, float, float, float]:
     return one.products, one.elementwise, one.communication, one.hidden
 
 
-def test_a_layer_is_its_products_its_bytes_and_its_messages():
-    h, f, a, s, tp, rate, wide = 24, 96, 4, 20, 4, 3.5e6, 3e5
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_layer_is_its_products_its_bytes_and_its_messages(tp):
+    h, f, a, s, rate, wide = 24, 96, 4, 20, 3.5e6, 3e5
     time = layer_time(SMALL, PLAIN, micro_batch=3, tp=tp)
     products = T * (24 * h**2 + 4 * s * h) / tp / rate
     scores = a * s * T / tp
@@ -203,9 +204,11 @@ def test_a_step_on_one_gpu_is_its_layers_its_output_and_its_optimizer():
     assert time.total == pytest.approx(time.compute + time.optimizer)
 
 
-def test_gradients_are_summed_over_replicas():
+def test_gradients_are_summed_over_replicas_by_the_link_that_they_lie_across():
     parameters = 6 * (12 * 24**2 + 13 * 24) + (44 + 20) * 24 + 2 * 24
+    inside = step_time(SMALL, Layout(dp=4, micro_batches=1), PLAIN)
     across = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN)
+    assert inside.data_parallel == pytest.approx(2 * 3 * (0.0157 + 1.3e-6 * 2 * parameters / 4))
     assert across.data_parallel == pytest.approx(2 * 7 * (0.17 + 2.9e-5 / 4 * 2 * parameters / 8))
     hidden = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN, Program(overlap_gradients=True))
     assert hidden.data_parallel == pytest.approx(max(0, across.data_parallel - 2 / 3 * across.compute))
@@ -222,12 +225,22 @@ def test_stages_send_each_micro_batch_there_and_back():
     assert inside.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.0157 + 1.3e-6 * size))
     across = step_time(config, dataclasses.replace(layout, tp=4), PLAIN)
     assert across.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.17 + 2.9e-5 * size))
+    cut = step_time(config, dataclasses.replace(layout, tp=4, sequence_parallel=True), PLAIN)
+    assert cut.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.17 + 2.9e-5 * size / 4))
+    gathered = step_time(config, dataclasses.replace(layout, tp=4), PLAIN, Program(scatter_gather=True))
+    gather = 3 * (0.0157 + 1.3e-6 * size / 4)
+    assert gathered.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.17 + 2.9e-5 * size / 4 + gather))
+    chunks = step_time(config, dataclasses.replace(layout, chunks=3), PLAIN)
+    assert chunks.pipeline_sends == pytest.approx(2 * (4 * 3 + 1) * (0.0157 + 1.3e-6 * size))
 
 
 def test_tensor_parallel_communication_counts_layers_embedding_and_output():
     time = step_time(SMALL, Layout(tp=2, micro_batch=3, micro_batches=5), PLAIN, Program(overlap_input_gradient=False))
     message = 2 * 1 * (0.0157 + 1.3e-6 * 2 * T * 24 / 2)
     assert time.tensor_parallel == pytest.approx(5 * (6 * 4 + 2) * message)
+    hidden = step_time(SMALL, Layout(tp=2, micro_batch=3, micro_batches=5), PLAIN)
+    saved = sum(pair.hidden for pair in overlap_saving(SMALL, PLAIN, micro_batch=3, tp=2))
+    assert hidden.tensor_parallel == pytest.approx(time.tensor_parallel - 5 * 6 * saved)
 
 
 def test_the_limit_is_the_largest_part_beside_the_products():
