@@ -151,7 +151,7 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
 
 
 def gathered(value: T, group: ProcessGroup | None) -> list[T]:
-    """Return a list of the values of all ranks in the group, or only this rank's if there's just one."""
+    """Return a list of the values of all ranks in the group (None: the default group). One rank sends nothing."""
     values = [value] * rank_and_size(group)[1]
     if len(values) > 1:
         dist.all_gather_object(values, value, group)
