@@ -67,8 +67,8 @@ def test_every_page_can_be_read(page: Page, book: Path) -> None:
             measured = page.evaluate(MEASURES)
             figures += len(measured["figures"])
             wrong += [f"{path.name}, {width} pixels, {theme}: {what}" for what in faults(measured, width, theme)]
-    with page.context.browser.new_context(viewport={"width": 390, "height": 900}) as somebodys:
-        phone = somebodys.new_page()
+    with page.context.browser.new_context(viewport={"width": 390, "height": 900}) as readers:
+        phone = readers.new_page()
         phone.add_init_script("localStorage.setItem('mode', 'dark'); localStorage.setItem('theme', 'dark')")
         phone.goto((book / "_pages" / f"{DRAWN}.html").as_uri())
         assert phone.locator("html").get_attribute("data-theme") == "dark", "as the reader has chosen"

@@ -31,14 +31,15 @@ def stuck():
 
 launch(stuck, 2, timeout=None)"""
 
-SLOW = """\
-import time, torch, torch.distributed as dist
+SEEN = "seen"  # a file that says that the test has seen the ranks at work
+SLOW = f"""\
+import os, time, torch, torch.distributed as dist
 from tplab import launch
 def slow():
-    if dist.get_rank() == 2:
-        time.sleep(8)
+    while dist.get_rank() == 2 and not os.path.exists({SEEN!r}):
+        time.sleep(0.1)
     dist.all_reduce(torch.ones(2))
-launch(slow, 3)"""
+launch(slow, 3, timeout=None)"""
 
 WRONG = """\
 from tplab.course import check
@@ -175,6 +176,7 @@ def test_ranks_are_seen_at_work_and_hints_unfold_one_by_one(lab):
         page.page.get_by_text("waits in all_reduce #1 for rank 2").first.wait_for()
         assert boxes.all_inner_texts() == ["rank 0", "rank 1", "rank 2"]
         assert "● computing" in page.output("slow").inner_text()
+        (lab.server.folder / SEEN).touch()
         page.wait_until_idle()
         assert boxes.count() == 0
         assert "rank 2" not in page.output("slow").inner_text()
