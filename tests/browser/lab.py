@@ -246,16 +246,16 @@ class NotebookPage:
         self.page.goto(f"{self.server.url}doc/tree/{self.path}?token={self.server.token}")
 
     def wait_until_ready(self) -> None:
-        """Wait until the kernel is ready. If it isn't after a minute, load the page again, as a learner would.
+        """Wait until the kernel is ready. If it isn't after five minutes, load the page again, as a learner would.
 
         JupyterLab once never showed the first notebook of a new server as idle; 100 attempts didn't bring it back.
         """
-        for patience in (60, PATIENCE):
+        for patience in (300, PATIENCE):
             if patience == PATIENCE:
                 self.load()
             with suppress(PlaywrightTimeout):
                 self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=patience * 1000)
-                self.page.wait_for_function(IS_IDLE, arg=self.path, timeout=patience * 1000)
+                self.page.wait_for_function(IS_IDLE, arg=self.path, timeout=patience * 1000, polling=200)
                 return
         log = (self.server.folder / ".lab" / "lab.log").read_text(errors="replace")
         raise RuntimeError(f"no kernel is ready: errors {self.errors}; JupyterLab's log:\n{log[-5000:]}")

@@ -1,50 +1,14 @@
-"""The tests marked `gpu`, and all chapters, on machines with 1, 2 and 8 emulated GPUs."""
+"""The tests marked `gpu`, and the learner's script, on machines with 1, 2 and 8 emulated GPUs."""
 
-import os
-import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
 from tests.course.learn.test_library import EXERCISES, empty_course, pass_all
-from tests.emulated_gpu.build import built
-from tplab.course.notebooks.numbering import chapter_files
-
-STEMS = [path.stem for path in chapter_files(ROOT / "solutions", ".ipynb")]
-PATIENCE = 900  # seconds; a busy machine takes ten times as long as an idle one
+from tests.emulated_gpu.machine import PATIENCE, on_gpus, pytest_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 60)]
-
-SITE = Path(__file__).with_name("site")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("emulated GPUs need g++")
-    built()
-
-
-def on_gpus(gpus: int, *command: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python command on a machine with so many emulated GPUs, with these environment variables besides."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CUDA_"))}
-    environment |= {"EMULATED_GPUS": str(gpus), "PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}"} | variables
-    run = [sys.executable, *command]
-    return subprocess.run(run, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-
-
-def pytest_on(gpus: int, *options: str, marked: str = "gpu", **variables: str) -> int:
-    """Run tests marked `gpu`. All of them must pass. Returns how many have run; some need more GPUs."""
-    done = on_gpus(gpus, "-m", "pytest", "-q", "-m", marked, "-p", "no:cacheprovider", "-n", "0", "--pyargs", *options,
-        **variables)  # fmt: skip
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
-    count = re.search(r"(\d+) passed", done.stdout)
-    assert count, done.stdout
-    return int(count[1])
 
 
 def test_planted_faults_are_found() -> None:
@@ -103,12 +67,6 @@ def test_layers_agree_with_plain_torch(gpus: int, chosen: str) -> None:
 @pytest.mark.parametrize(("gpus", "chosen"), CAPSTONE)
 def test_the_capstone_trains_and_resumes(gpus: int, chosen: str) -> None:
     assert pytest_on(gpus, "tests.gpu.test_capstone", "-k", chosen) > 0
-
-
-@pytest.mark.parametrize("stem", STEMS)
-def test_every_cell_of_a_chapter_runs(stem: str) -> None:
-    """With eight GPUs, a course's launches use them. With fewer, they use the CPU."""
-    assert pytest_on(8, "tests.notebooks.test_chapters", "-k", stem, marked="not gpu") == 1
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
