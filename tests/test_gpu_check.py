@@ -23,12 +23,12 @@ def test_items_run_in_order_and_a_later_one_uses_the_rest_of_the_time():
 
 
 def test_another_call_goes_on_where_the_last_one_stopped_on_the_same_machine_and_code(tmp_path):
-    path, items = tmp_path / "results.json", plan(a=60, b=60, c=60)
-    first = {"a": Result(PASSED, 1.5, "text"), "b": Result(UNFINISHED, 1.5, "text")}
+    path, items = tmp_path / "results.json", plan(a=60, b=60, c=60, d=60)
+    first = {name: Result(state, 1.5, "text") for name, state in (("a", PASSED), ("b", FAILED), ("c", UNFINISHED))}
     runner.write(path, "this machine", first)
     second = runner.read(path, "this machine")
     assert second == first
-    assert [item.name for item in runner.left(items, second)] == ["b", "c"]
+    assert [item.name for item in runner.left(items, second)] == ["c", "d"]
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"], "it is replaced as a whole"
     assert runner.read(path, "another") == {}
     path.write_text("half of a fi")
