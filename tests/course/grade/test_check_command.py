@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from tplab.course.commands import cli
 from tplab.course.learn.course_files import Course
 from tplab.course.learn.start import start
 from tplab.course.notebooks.cells import read_notebook
+from tplab.course.notebooks.kernels import DIED, STARTS, started
 
 COUNT = 13  # more than there are ways to spoil a notebook
 
@@ -146,12 +148,18 @@ def test_verdicts_say_what_is_the_matter(root, learner):
 def test_one_exercise_runs_only_what_it_needs(root, learner):
     learner.insert(0, "helper = 2")
     learner.insert(1, "1 / 0")
+    learner.insert(2, "globals().update(zero=0)")
     learner.answer(1, "return helper * x")
     learner.cell("exercise-90-2")["source"] = "1 / 0\ndef double_2(x): return 2 * x"
-    learner.answer(3, "return double_1(x)")
+    learner.answer(3, "return double_1(x) + zero")
     said, notes = verdicts(root, learner, exercises=["90.3"])
     assert {number: verdict.status for number, verdict in said.items()} == {"3": "passed"}
     assert notes == []
+
+
+def test_a_kernel_that_died_before_it_ran_anything_is_started_again():
+    start = Mock(side_effect=[RuntimeError(DIED)] * (STARTS - 1) + ["started"])
+    assert started(start) == "started"
 
 
 def check(root, *arguments: str) -> int:
