@@ -1,4 +1,4 @@
-"""The committed SVGs: each one that a text shows exists, is complete and small, and can be read by everybody."""
+"""The committed SVGs: each one has its generator, is complete and small, and can be read by everybody."""
 
 import re
 from xml.etree import ElementTree
