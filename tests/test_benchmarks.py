@@ -52,12 +52,3 @@ def test_the_table_adds_up_ranks_and_compares_within_a_round():
     ]
     # of the slower rank: 2000, 5000, 2000 ms; theirs 4000 each
     assert rows[1][2:] == ["4000, **4000** (4000-4000)", "**2.00** (1.40-2.00) |"]
-
-
-def test_launches_take_turns(monkeypatch):
-    launched = []
-    ways = {name: lambda p, name=name: launched.append((name, p)) for name in peers.LAUNCHES}
-    monkeypatch.setattr(peers, "LAUNCHES", ways)
-    times = peers.time_launches(4, 3)
-    assert {name: len(seconds) for name, seconds in times.items()} == dict.fromkeys(ways, 3)
-    assert sorted(launched) == sorted((name, 4) for name in ways for _ in range(1 + 3))

@@ -12,9 +12,6 @@ from tplab.cost.flops import model_flops
 SETTINGS = gpu.on_one_rank(**gpu.SMALL, precision="float32")
 
 
-BROKEN = {"broken": {"layers": "plain", "compile": False, "tp": 2}}
-
-
 def _another_model(settings, *args, **options):
     model = build_model(settings, *args, **options)
     if settings.layers == "tplab":
@@ -23,7 +20,7 @@ def _another_model(settings, *args, **options):
 
 
 def _measured():
-    outcomes = gpu.measure(SETTINGS, gpu.EAGER | BROKEN, 2, profile=True)
+    outcomes = gpu.measure(SETTINGS, gpu.EAGER, 2)
     gpu.build_model = _another_model
     try:
         gpu.measure(SETTINGS, gpu.EAGER, 2)
@@ -34,17 +31,9 @@ def _measured():
 
 def test_tplab_and_plain_pytorch_take_the_same_step_and_another_loss_is_refused():
     ((outcomes, refused),) = launch(_measured, 1, backend="gloo")
-    assert list(outcomes) == ["plain PyTorch", "tplab", "broken"]
-    broken = outcomes.pop("broken")
-    assert "tp" in broken.missing
-    assert not broken.seconds
-    for outcome in outcomes.values():
-        assert outcome.loss == pytest.approx(outcomes["plain PyTorch"].loss, rel=1e-5)
-        assert len(outcome.seconds) == 2
-        assert outcome.peak > 0
-        assert 0 < len(outcome.kernels) <= gpu.SHOWN_KERNELS
-        spent = [seconds for _, _, seconds in outcome.kernels]
-        assert spent == sorted(spent, reverse=True)
+    assert list(outcomes) == ["plain PyTorch", "tplab"]
+    assert outcomes["tplab"].loss == pytest.approx(outcomes["plain PyTorch"].loss, rel=1e-5)
+    assert all(len(outcome.seconds) == 2 and outcome.peak > 0 for outcome in outcomes.values())
     assert re.match("tplab has loss .* in the first step, and plain PyTorch", refused)
 
 

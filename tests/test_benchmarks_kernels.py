@@ -1,4 +1,4 @@
-"""`benchmarks.kernels`: at p = 1, a layer runs the kernels of plain PyTorch, and the loss moves fewer bytes.
+"""`benchmarks.kernels`: at p = 1, a layer runs the kernels of plain PyTorch.
 
 tests/emulated_gpu counts a whole step on a GPU.
 """
@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from benchmarks.kernels import Count, count
 from tplab import plain
-from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
 from tplab.memory.meter import saved_for_backward
@@ -34,10 +33,7 @@ def test_it_counts_kernels_with_their_bytes_but_no_views():
     a, b = torch.ones(4, 8), torch.ones(8)
     added = count(lambda: (a.view(8, 4).T + b[:4, None]).unsqueeze(0))
     assert (added.kernels, added.bytes) == (1, 4 * (32 + 4 + 32))
-    assert count(lambda: torch.ones(1).expand(64) + torch.zeros(64)).bytes == 4 * (1 + 64) + 4 * (1 + 64 + 64)
     assert count(lambda: a.add_(b)).bytes == 4 * (32 + 8 + 32)
-    assert count(lambda: a.zero_()).bytes == 4 * 32
-    assert count(lambda: torch.mul(a, 2, out=a)).bytes == 4 * (32 + 32)
     ids, table = torch.tensor([1, 2]), torch.ones(100, 8)
     assert count(lambda: F.embedding(ids, table)).bytes == 4 * 16 + 8 * 2 + 4 * 16
 
@@ -52,15 +48,3 @@ def test_a_layer_runs_the_kernels_of_plain_pytorch_and_moves_and_saves_the_same_
         saved.append(kept.bytes)
     assert counts[0] == counts[1]
     assert saved[1] <= saved[0]
-
-
-def test_the_loss_moves_no_more_bytes_than_plain_pytorchs_and_saves_fewer():
-    ids = torch.arange(2048).view(128, 16) % 512
-    moved, saved = [], []
-    for model in (plain.GPT(CONFIG), ParallelGPT(CONFIG)):
-        x = torch.ones(128, 16, 32, requires_grad=True)
-        with saved_for_backward() as kept:
-            moved.append(counted(lambda model=model, x=x: model.loss(x, ids), torch.bfloat16).bytes)
-        saved.append(kept.bytes)
-    assert moved[1] < moved[0]
-    assert saved[1] < saved[0] / 4

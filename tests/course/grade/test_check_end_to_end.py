@@ -40,7 +40,6 @@ def run(tmp_path_factory):
     mine.cell("exercise-90-7")["source"] += "double_7.__module__ = 'tplab.tensor'"
     mine.answer(9, "return undefined")
     mine.answer(10, "return double_8(x)")
-    mine.insert(mine.place("exercise-90-11"), "%%no_such_magic\n1")
     mine.insert(mine.place("exercise-90-11"), CHILD)
     mine.answer(11, "return 2 * x")
     mine.answer(12, "import os; os._exit(0)")
@@ -84,8 +83,6 @@ def test_the_reports_name_what_happened_and_the_learners_cells(run):
         assert says in run.text[number], number
     assert "another cell, line 2, in helper" in run.text["5"]
     assert "ipykernel" not in run.out
-    notes = run.out.partition("Note:")[2]
-    assert "no_such_magic" in notes
 
 
 def test_nothing_is_left_and_the_notebook_is_unchanged(run):

@@ -59,16 +59,12 @@ def test_students_and_chapters(tmp_path):
 def test_notebooks_that_can_not_be_checked_are_remarked(tmp_path):
     notebook(tmp_path / "Ann.ipynb", "0.1")
     notebook(tmp_path / "Ben.ipynb", "")
-    notebook(tmp_path / "Cem.ipynb", "7.1")
     notebook(tmp_path / "Dan" / "old.ipynb")
     notebook(tmp_path / "Dan" / "new.ipynb")
     os.utime(tmp_path / "Dan" / "old.ipynb", (1, 1))
     seen = found(tmp_path, only=4)
-    assert {entry: chapters for entry, (_, chapters, _) in seen.items()} == {
-        "Ann.ipynb": [], "Ben.ipynb": [4], "Cem.ipynb": [], "Dan": [4],
-    }  # fmt: skip
-    for entry, says in {"Ann.ipynb": "not of chapter 4", "Cem.ipynb": "chapter 7", "Dan": "old.ipynb"}.items():
-        assert says in seen[entry][2]
+    assert [chapters for _, chapters, _ in seen.values()] == [[], [4], [4]]
+    assert "not of chapter 4" in seen["Ann.ipynb"][2]
     assert seen["Dan"][2].startswith("old.ipynb"), "the one saved last counts"
     assert "--chapter" in found(tmp_path)["Ben.ipynb"][2]
 
@@ -80,12 +76,9 @@ def test_files_beside_a_notebook_are_copied_but_no_other_notebooks(tmp_path):
         (book.parent / name).write_text(name)
     notebook(book.parent / "00_why.ipynb", "0.1")
     (student,) = find_students(tmp_path / "class", CHAPTERS, None, tmp_path / "out")
-    copied = submissions.copy(student.notebooks[4], tmp_path / "copy", beside=student.folder)
-    assert copied == tmp_path / "copy" / "notebook.ipynb"
+    submissions.copy(student.notebooks[4], tmp_path / "copy", beside=student.folder)
     names = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*") if path.is_file()}
     assert names == {"notebook.ipynb", "helper.py", "data/x.csv"}
-    submissions.copy(student.notebooks[4], tmp_path / "alone", beside=False)
-    assert os.listdir(tmp_path / "alone") == ["notebook.ipynb"]
 
 
 # The CSV file and the pages
@@ -143,48 +136,37 @@ def rows(out: Path) -> dict[str, dict[str, str]]:
     return {row["student"]: row for row in csv.DictReader(io.StringIO(text, newline=""))}
 
 
-@pytest.fixture(scope="module")
-def graded_class(root, tmp_path_factory):
-    """The folder with the grades of three: Ann is right, Ben has a helper and is wrong, and Cem's file is damaged."""
-    folder = tmp_path_factory.mktemp("teacher") / "class"
+def test_everyone_has_a_row_and_a_page_with_messages_and_code(root, tmp_path, monkeypatch):
+    """Ann is right, Ben has a helper and is wrong, and Cem's file is damaged."""
+    folder, out = tmp_path / "class", tmp_path / "class-grades"
     submit(root, folder / "Ann.ipynb", "return x + x")
     submit(root, folder / "Ben" / "90_tiny.ipynb", "from helper import three; open('new', 'w'); return three * x")
     (folder / "Ben" / "helper.py").write_text("three = 3")
     submit(root, folder / "Cem.ipynb", "return x + x")
     (folder / "Cem.ipynb").write_text((folder / "Cem.ipynb").read_text()[:-100])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(root))
-        assert cli.main(["grade", str(folder), "--root", str(root), "--jobs", "2"]) == 1, "Cem's could not be checked"
-    return folder.with_name("class-grades")
-
-
-def test_everyone_has_a_row_and_a_page_with_messages_and_code(graded_class):
-    graded = rows(graded_class)
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    assert cli.main(["grade", str(folder), "--root", str(root), "--jobs", "2"]) == 1, "Cem's could not be checked"
+    graded = rows(out)
     assert list(graded) == ["Ann", "Ben", "Cem"]
     assert [row["90.1"] for row in graded.values()] == ["passed", "failed", "not run"]
     assert [row["90.2"] for row in graded.values()] == ["to do", "to do", "not run"]
     assert [row["passed"] for row in graded.values()] == ["1", "0", "0"]
     assert "JSON" in graded["Cem"]["remarks"]
-    paths = list((graded_class / "students").iterdir())
+    paths = list((out / "students").iterdir())
     pages = {path.name.split(".")[0]: path.read_text() for path in paths}
     assert sorted(pages) == ["Ann", "Ben", "Cem"]
     assert "double_1(3) is 9." in pages["Ben"]
     assert "return three * x" in pages["Ben"]
     assert "return x + x" in pages["Ann"]
     assert "tplab-grade-" not in "".join(pages.values()), "the folder of the copy"
-    assert all(f"students/{path.name}" in (graded_class / "index.html").read_text() for path in paths)
-    submissions = graded_class.with_name("class")
-    assert sorted(path.name for path in submissions.rglob("*") if path.is_file()) == [
-        "90_tiny.ipynb", "Ann.ipynb", "Cem.ipynb", "helper.py",
-    ], "they stay as they are"  # fmt: skip
+    assert all(f"students/{path.name}" in (out / "index.html").read_text() for path in paths)
+    files = sorted(path.name for path in folder.rglob("*") if path.is_file())
+    assert files == ["90_tiny.ipynb", "Ann.ipynb", "Cem.ipynb", "helper.py"], "they stay as they are"
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "says"), [("--timeout", "0.001", "0.001 seconds"), ("--memory", "0.000001", "GB")]
-)
-def test_limits_of_the_command_are_those_of_each_notebook(root, tmp_path, option, value, says):
+def test_a_limit_of_the_command_is_that_of_each_notebook(root, tmp_path):
     submit(root, tmp_path / "class" / "Ann.ipynb", "return x + x")
-    assert cli.main(["grade", str(tmp_path / "class"), "--root", str(root), option, value]) == 1
+    assert cli.main(["grade", str(tmp_path / "class"), "--root", str(root), "--memory", "0.000001"]) == 1
     row = rows(tmp_path / "class-grades")["Ann"]
     assert row["90.1"] == "not run"
-    assert says in row["remarks"]
+    assert "GB" in row["remarks"]

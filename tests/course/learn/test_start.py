@@ -3,9 +3,7 @@
 import shutil
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat.v4 import new_markdown_cell, new_notebook
 
 from tests import ROOT
 from tests.course import tiny
@@ -62,14 +60,6 @@ def test_it_copies_the_chapters_and_a_second_start_brings_back_only_what_is_miss
     assert start.start(course).new == [NAME]
 
 
-def test_this_folder_may_become_the_course(root, monkeypatch, capsys):
-    (root / "mine").mkdir()
-    monkeypatch.chdir(root / "mine")
-    assert cli.main(["start", "."]) == 0
-    assert "cd " not in capsys.readouterr().out
-    assert (root / "mine" / NAME).exists()
-
-
 def test_a_page_is_brought_up_to_date_until_the_learner_changes_it(course):
     shared, mine = course.material / "chapters" / "AGENTS.md", course.folder / "AGENTS.md"
     seen = []
@@ -109,23 +99,6 @@ def test_a_page_that_the_course_has_renamed_is_renamed_with_the_answers_in_it(co
     (told,) = start.update(course).moved
     assert NAME in told
     assert "tiny.ipynb" in told
-    for other in ("a damaged notebook", nbformat.writes(new_notebook(cells=[new_markdown_cell("Notes")]))):
-        before.write_text(other)
-        assert start.start(course).moved == []
-        now.rename(course.folder / "tiny, my way.ipynb")
-        assert start.start(course).new == []
-        (course.folder / "tiny, my way.ipynb").rename(now)
-        assert (now.read_bytes(), before.read_text()) == (mine, other)
-    now.unlink()
-    assert start.start(course).new == [NAME]
-
-
-def test_the_table_of_contents_comes_beside_a_notebook_of_the_learners_own(root, course):
-    for folder in ("chapters", "solutions"):
-        nbformat.write(new_notebook(cells=[new_markdown_cell("# Contents")]), root / folder / "index.ipynb")
-    course.folder.mkdir()
-    shutil.copy(root / "chapters" / NAME, course.folder / "notes.ipynb")
-    assert start.start(course).new == ["index.ipynb"]
 
 
 def test_a_folder_that_is_none_of_the_learners_is_refused(root, monkeypatch, capsys):
@@ -134,10 +107,6 @@ def test_a_folder_that_is_none_of_the_learners_is_refused(root, monkeypatch, cap
     for name, says in (("chapters", "belongs to the course"), ("solutions", "belongs to"), ("notes", "is a file")):
         assert cli.main(["start", name]) == 2
         assert says in capsys.readouterr().err
-    (root / "my_course").write_text("")
-    monkeypatch.setattr("pathlib.Path.is_dir", lambda path: True)
-    assert cli.main(["start"]) == 2
-    assert "can't be read or written" in capsys.readouterr().err
 
 
 def test_commands_find_the_folder_from_inside_it_and_from_the_repository_and_nowhere_else(

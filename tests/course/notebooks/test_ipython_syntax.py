@@ -9,7 +9,7 @@ import pytest
 
 from tplab.course.grade.answers import is_stub, names_in
 from tplab.course.grade.needs import has_side_effects
-from tplab.course.notebooks.ipython_syntax import ipython_lines, to_python
+from tplab.course.notebooks.ipython_syntax import ipython_lines
 from tplab.course.notebooks.source import bound_names, checked_in, parse_code, predictions_in, used_names
 
 CELLS = [
@@ -45,16 +45,6 @@ def test_the_names_that_a_cell_binds_are_those_that_it_binds_in_ipython():
     assert done.returncode == 0, done.stdout + done.stderr
     right = dict(zip(CELLS, map(set, json.loads(done.stdout.splitlines()[-1])), strict=True))
     assert {cell: bound_names(cell) for cell in CELLS} == right
-
-
-def test_lines_that_are_python_keep_their_text_and_their_place():
-    python = ("def", "class", "for", "w =", "import")
-    for cell in CELLS:
-        lines = [line.strip() for line in to_python(cell).split("\n")]
-        plain = [line.strip() for line in cell.split("\n") if line.strip().startswith(python)]
-        assert [line for line in plain if line not in lines] == []
-        if "\\" not in cell and cell.strip() == cell and ">>>" not in cell:
-            assert [lines[place] for place, line in enumerate(cell.split("\n")) if line.strip() in plain] == plain
 
 
 def test_what_a_magic_or_a_command_mentions_is_used():

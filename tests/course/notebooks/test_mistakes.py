@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tplab.course.notebooks import mistakes
 from tplab.course.notebooks.mistakes import Mistake, TableError, problems, shared, tables
 
 REFERENCE = '''
@@ -101,14 +100,10 @@ def test_a_space_after_a_colon_stands_for_a_line_break_too():
     ("change", "says"),
     [
         (("`x + x` →", "`x - x` →"), "'x - x' occurs 0 times"),
-        (("`x + x` →", "`def half: x + x` →"), "'def half: x + x' occurs 0 times"),
-        (("`x + x` →", "`x` →"), "times in the reference answer instead of once"),
         (("`def Double.forward`", "`def Double.backward`"), "0 definitions of backward"),
-        (("- when out: zeros\n- when only out and not dx\n", ""), ""),
         (("`x + x` → `x + x + x`", "`x + x` `x + x + x`"), "write a mistake as"),
         (("[never waited]", "[no such key]"), "no question [no such key]"),
         (("`x + x + x`", "`x + (x`"), "isn't valid Python"),
-        (("`2 * x`", "`2 * (x`"), "isn't valid Python"),
         (("## 90.1", "## 90.7"), "no exercise for the section '90.7'"),
         (("- doesn't wait (fails)", "- three times"), "'three times' is there twice"),
         (("### Is it twice x?", "### Is it half of x?\n\n### Is it twice x?"), "no mistake and no symptom"),
@@ -118,10 +113,4 @@ def test_a_table_that_contradicts_itself_or_its_reference_answer_is_an_error(wri
     old, new = change
     assert old in TABLE
     found = list(problems(written(TABLE.replace(old, new, 1)), {"90.1": REFERENCE}))
-    assert any(says in problem and problem.startswith("ch90/mistakes.md:") for problem in found) if says else not found
-
-
-def test_every_shared_question_is_there_once():
-    keys = [row.key for each in tables(mistakes.SHARED).values() for row in each.rows]
-    assert all(keys)
-    assert len(keys) == len(set(keys))
+    assert any(says in problem and problem.startswith("ch90/mistakes.md:") for problem in found)
