@@ -1,7 +1,8 @@
 """What holds for every test: one thread per rank, temporary files of its own, slow tests first, no skip in silence.
 
 With CI set, a test that would be skipped fails instead (a missing tool there is a fault of the build); tests marked
-`gpu` are the exception. Without CI, a skipped test says what it needs and the rest go on.
+`gpu` are the exception. Without CI, a skipped test says what it needs and the rest go on. But on a machine with a GPU,
+a run of tests marked `gpu` fails if all of them were skipped.
 """
 
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from functools import cache
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share two cores; set before torch is imported
@@ -29,6 +31,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HAS_GPU = os.path.exists("/dev/nvidiactl")  # even if torch shows none; only tests marked `gpu` see it
 IN_CI = bool(os.environ.get("CI"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if (skipped := _only_skipped_on_a_gpu(terminalreporter)) is not None:
+        why = "; ".join(f"{count} times: {reason}" for reason, count in Counter(map(_reason, skipped)).items())
+        terminalreporter.write_line(
+            f"This machine has a GPU, but all {len(skipped)} GPU tests were skipped. {why}", red=True
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and _only_skipped_on_a_gpu(reporter) is not None:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _only_skipped_on_a_gpu(reporter: pytest.TerminalReporter) -> list[pytest.TestReport] | None:
+    """The reports of the skipped tests, if this machine has a GPU and all tests are marked `gpu` and were skipped."""
+    stats = reporter.stats
+    skipped = [report for report in stats.get("skipped", []) if isinstance(report, pytest.TestReport)]
+    ran = any(stats.get(outcome) for outcome in ("passed", "failed", "error", "xfailed", "xpassed"))
+    here = HAS_GPU or "EMULATED_GPUS" in os.environ
+    return skipped if here and skipped and not ran and all("gpu" in report.keywords for report in skipped) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -45,11 +47,19 @@ def declared() -> list[Requirement]:
     return [Requirement(text) for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+def make(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
     if shutil.which("make") is None:
         pytest.skip("needs make")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment["PATH"] = path or environment["PATH"]
+    return subprocess.run(
+        [shutil.which("make") or "make", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 # Packages
@@ -83,16 +93,49 @@ def test_every_package_that_tplab_imports_is_declared():
 
 
 @pytest.mark.pinned
-def test_constraints_fit_what_is_declared():
+def test_constraints_name_every_package_and_fit_the_ranges():
+    pinned = pins()
+    assert pinned["torch"].local is None, "the build is the machine's choice"
+    assert not any(name.startswith(("nvidia", "triton", "cuda")) for name in pinned)
+    waiting, seen = declared(), set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in ("setuptools", "pip") or (name, *sorted(requirement.extras)) in seen:
+            continue
+        seen.add((name, *sorted(requirement.extras)))
+        assert name in pinned, f"constraints.txt doesn't name {name}"
+        assert requirement.specifier.contains(pinned[name], prereleases=True), f"{requirement} excludes the pinned one"
+        for text in importlib.metadata.requires(name) or []:
+            needed = Requirement(text)
+            extras = [{"extra": extra} for extra in ("", *requirement.extras)]
+            if needed.marker is None or any(needed.marker.evaluate(extra) for extra in extras):
+                waiting.append(needed)
+    assert len(seen) > 50
+
+
+@pytest.mark.pinned
+def test_what_is_installed_is_what_is_pinned():
+    if not os.environ.get("CI"):
+        pytest.skip("needs an environment that make has just installed, which only CI promises")
+    different = {}
     for requirement in declared():
-        assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)]), requirement
+        name = canonicalize_name(requirement.name)
+        installed = Version(importlib.metadata.version(name)).public
+        if installed != str(pins()[name]):
+            different[name] = installed
+    assert different == {}, "constraints.txt is not what these tests ran with"
 
 
 def test_one_version_with_its_date():
-    releases = re.findall(r"^## (.*) - (.*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    releases = [heading.split(" - ") for heading in headings[1:]]
+    dates = [date.fromisoformat(day) for _, day in releases]
+    assert dates == sorted(dates, reverse=True)
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert PROJECT["version"] == tplab.__version__ == releases[0][0] == citation["version"]
-    assert str(citation["date-released"]) == releases[0][1]
+    assert citation["date-released"] == dates[0]
 
 
 def test_pre_commit_runs_the_pinned_ruff():
@@ -127,6 +170,71 @@ def test_links_lead_somewhere_and_make_targets_that_are_named_exist(page):
 
 def test_every_target_is_in_the_help():
     assert set(re.findall(r"make ([a-z-]+) ", make("help").stdout)) == targets()
+
+
+# What a machine may lack
+
+
+def python_that(folder: Path, *cases: str) -> Path:
+    """A stand-in for Python that does what the cases of a shell script say, and else succeeds."""
+    stand_in = folder / "python-stand-in"
+    stand_in.write_text('#!/bin/sh\ncase "$*" in\n' + "\n".join(cases) + "\nesac\nexit 0\n")
+    stand_in.chmod(0o755)
+    return stand_in
+
+
+@pytest.mark.parametrize("target", ["lab", "test"])
+def test_what_the_machine_lacks_is_told(target, tmp_path):
+    failing = tmp_path / "venv" / "bin" / "python"
+    no_network = f"mkdir -p {failing.parent}; printf '#!/bin/sh\\nexit 1\\n' > {failing}; chmod +x {failing}"
+    for says, *cases in (
+        ("needs Python 3.11 or newer", "*version_info*) exit 1;;"),
+        ("apt install python3-venv", "*ensurepip*) exit 1;;", "--version) echo Python 3.12.1;;"),
+        ("can't reach the package index", f"*'-m venv'*) {no_network};;"),
+    ):
+        run = make(target, f"VENV={tmp_path}/venv", f"PYTHON={python_that(tmp_path, *cases)}")
+        assert run.returncode != 0
+        assert says in run.stdout
+
+
+SKIPS = """
+import pytest
+
+def test_skips():
+    pytest.skip("needs a tool")
+
+@pytest.mark.gpu
+def test_skips_without_a_gpu():
+    pytest.skip("needs a GPU")
+"""
+
+
+def pytest_in(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A run of pytest with our conftest.py, in a folder of its own. Plugins would take longer than the tests."""
+    shutil.copy(ROOT / "tests" / "conftest.py", folder)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}"]
+    rest = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment = rest | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT), "CI": ""} | environment
+    return subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_missing_tool_fails_ci_and_skips_elsewhere(tmp_path):
+    (tmp_path / "test_skips.py").write_text(SKIPS)
+    (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_tool')\n")
+    told = pytest_in(tmp_path, "--continue-on-collection-errors", CI="true").stdout
+    assert ("1 failed, 1 skipped" in told, "1 error" in told) == (True, True), told
+    assert "3 skipped" in pytest_in(tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_gpu_tests_that_are_all_skipped_fail_on_a_machine_with_a_gpu(tmp_path):
+    (tmp_path / "test_skips.py").write_text(SKIPS)
+    run = pytest_in(tmp_path, "test_skips.py::test_skips_without_a_gpu", EMULATED_GPUS="1")
+    assert run.returncode == 1
+    assert "all 1 GPU tests were skipped" in run.stdout
+    run = pytest_in(tmp_path, EMULATED_GPUS="1")
+    assert (run.returncode, "GPU tests were skipped" in run.stdout) == (0, False), "another test was skipped, too"
 
 
 # What must not be in any file
