@@ -17,7 +17,7 @@ from tplab.cost.machines import MACHINES, Machine
 from tplab.cost.step import Program, StepTime, output_time, step_time
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
-from tplab.memory.memory_bill import Layout
+from tplab.memory.memory_bill import Layout, rank_parameters
 from tplab.pipeline.schedule_order import bubble, simulate
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b
 
@@ -204,6 +204,9 @@ def test_gradients_are_summed_over_replicas_by_the_link_that_they_lie_across():
     across = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN)
     assert inside.data_parallel == pytest.approx(2 * 3 * (0.0157 + 1.3e-6 * 2 * parameters / 4))
     assert across.data_parallel == pytest.approx(2 * 7 * (0.17 + 2.9e-5 / 4 * 2 * parameters / 8))
+    stages = step_time(SMALL, Layout(pp=2, dp=4), PLAIN)  # whose replicas are two GPUs apart, two of them in a node
+    of_stage = max(rank_parameters(SMALL, Layout(pp=2), stage) for stage in range(2))
+    assert stages.data_parallel == pytest.approx(2 * 3 * (0.17 + 2.9e-5 / 2 * 2 * of_stage / 4))
     hidden = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN, Program(overlap_gradients=True))
     assert hidden.data_parallel == pytest.approx(max(0, across.data_parallel - 2 / 3 * across.compute))
     assert hidden.compute == across.compute
