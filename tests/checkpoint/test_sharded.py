@@ -6,7 +6,6 @@ What should be in a checkpoint is what `full_state_dict` gathers, and what torch
 import os
 import pickle
 import shutil
-import warnings
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -19,8 +18,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from tests.common import POINTER
 from tests.reference import assert_close, random
@@ -308,43 +305,11 @@ def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(runs):
         step(twin, twins, key)
 
 
-class Counting(nn.Linear):
-    """A module with a state of its own."""
-
-    calls = {"train": [0]}
-
-    def get_extra_state(self):
-        return self.calls
-
-    def set_extra_state(self, state):
-        self.calls = state
-
-
-def test_a_module_saves_and_loads_what_it_wants_to(tmp_path):
-    model, other = Counting(2, 2), Counting(2, 2)
-    model.calls = {"train": [3], "eval": [1]}
-    with warnings.catch_warnings(action="error"):  # DCP has one for a program without a process group
-        save_sharded(tmp_path / "one", model)
-        assert load_sharded(tmp_path / "one", other) == {}
-    assert other.calls == model.calls
-    assert torch.equal(other.weight, model.weight)
-
-
 def test_it_loads_into_the_dtype_that_the_model_has(tmp_path):
     model, other = nn.Linear(3, 2, dtype=torch.float64), nn.Linear(3, 2, dtype=torch.bfloat16)
     save_sharded(tmp_path / "one", model)
     load_sharded(tmp_path / "one", other)
     assert torch.equal(other.weight, model.weight.bfloat16())
-
-
-def test_an_optimizer_computes_as_it_was_made_and_not_as_the_saved_one_did(tmp_path):
-    model = nn.Linear(2, 3)
-    saved = torch.optim.AdamW(model.parameters(), lr=0.25, fused=False, foreach=True)
-    save_sharded(tmp_path / "a", model, optimizer=saved)
-    own = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
-    load_sharded(tmp_path / "a", model, optimizer=own)
-    (group,) = own.param_groups
-    assert (group["lr"], group["fused"], group["foreach"]) == (0.25, True, None)
 
 
 def test_an_optimizer_that_has_not_begun_and_one_that_skips_a_parameter(tmp_path):
@@ -369,9 +334,9 @@ def test_an_optimizer_that_has_not_begun_and_one_that_skips_a_parameter(tmp_path
 class Narrow(nn.Module):
     """A small model of which parts can be changed."""
 
-    def __init__(self, layers=2, width=8, group=None, bias=True):
+    def __init__(self, layers=2, width=8):
         super().__init__()
-        self.layers = nn.ModuleList(ParallelMLP(4, width, bias=bias, group=group) for _ in range(layers))
+        self.layers = nn.ModuleList(ParallelMLP(4, width) for _ in range(layers))
 
 
 def message(function, *args, **kwargs):
@@ -412,34 +377,26 @@ def _refusals(root):
         (root / "damaged" / "__1_0.distcp").write_bytes(bytes(size))
     dist.barrier()
     before = full_state_dict(model)
-    two_groups = torch.optim.Adam([{"params": [p]} for p in model.parameters()])
     fewer = torch.optim.Adam(list(model.parameters())[1:])
-    strange = torch.optim.SGD(Narrow().parameters())
     odd = Narrow()
-    dtensors = fully_shard(Narrow(), mesh=init_device_mesh("cpu", (2,)))
     factored = step_of(torch.optim.Adafactor(odd.parameters()), odd)
     other_group = ("ValueError", "layers.0.up.weight [4, 4] has its shards on ranks [0, 1], but")
     nothing = ("FileNotFoundError", "there is no checkpoint at", "none")
     for words, name, target, options in (
-        (nothing, "none", model, {}),
         (nothing, "good" if rank else "none", model, {}),
         (("FileNotFoundError", ".metadata, which is written last", "__0_0.distcp"), "unfinished", model, {}),
         (("FileNotFoundError", "is incomplete: __1_0.distcp is missing"), "lost", model, {}),
         (("FileNotFoundError", "is incomplete: __1_0.distcp has", "bytes instead of"), "cut", model, {}),
         (("ValueError", "2 entries there, 4 here", "'layers.2.down.bias'", "and 4 more"), "good", Narrow(layers=4), {}),
-        (("ValueError", "'layers.0.down.bias'", "only in the checkpoint"), "good", Narrow(bias=False), {}),
         (("ValueError", "is [8, 4] in", "needs [16, 4]", "each of 2 ranks takes [8, 4]"), "good", Narrow(width=16), {}),
         (("ValueError", "without optimizer"), "weights", model, {"optimizer": adam}),
-        (("ValueError", "has 1 param_groups, this one has 8"), "good", model, {"optimizer": two_groups}),
         (("ValueError", "param_groups[0]", "['layers.0.up.weight']"), "good", model, {"optimizer": fewer}),
-        (("ValueError", "a parameter [4, 4] that isn't the model's"), "good", model, {"optimizer": strange}),
         (other_group, "good", model, {"group": alone}),
     ):
         refused(words, load_sharded, root / name, target, **options)
     for words, name, target, options in (
         (other_group, f"alone{rank}", model, {"group": alone}),
         (("FileExistsError", "there is something at", "good"), "good", model, {}),
-        (("ValueError", "layers.0.up.weight is a DTensor"), "dtensors", dtensors, {}),
         (("ValueError", "of-rank1 isn't the directory that rank 0 has just made"), f"of-rank{rank}", model, {}),
         (("TypeError", "can't be saved"), "one", model, {"extra": {"f": torch.nn if rank else 1}}),
         (("ValueError", "row_var of layers.0.up.weight"), "factored", odd, {"optimizer": factored}),
@@ -466,7 +423,7 @@ def with_a_norm():
 
 
 def _drifted(root):
-    """The messages where ranks hold other numbers, where they don't, and what is saved of them without the check."""
+    """The messages where ranks hold other numbers, and where they don't."""
     rank = dist.get_rank()
     torch.manual_seed(4)
     norms, copies = with_a_norm(), ParallelAttention(16, 4, 2, bias=False, dtype=torch.float64)
@@ -478,56 +435,38 @@ def _drifted(root):
         copies.qkv.weight[4:8] += rank == 3  # head 1 of K, which rank 2 holds too; head 0 is on ranks 0 and 1
     messages["replicated"] = message(save_sharded, root / "norms", norms)
     messages["copies"] = message(save_sharded, root / "copies", copies)
-    messages["not looked at"] = message(save_sharded, root / "saved", norms, check_replicas=False)
     return messages
 
 
 def test_replicas_that_have_drifted_are_not_saved_silently(runs):
     folder = runs[0] / "drifted"
     for messages in runs[1][4]["drifted"]:
-        assert messages["alike"] == messages["not looked at"] == "no error"
+        assert messages["alike"] == "no error"
         assert messages["replicated"].startswith("ValueError: several ranks hold these, and not the same numbers: ")
         assert "0.bias (ranks 0 and 2); 1.down.bias (ranks 0 and 1, 0 and 2, 0 and 3)." in messages["replicated"]
         assert "qkv.weight (ranks 2 and 3)." in messages["copies"]
-    assert sorted(path.name for path in folder.iterdir()) == ["alike", "saved"]
-    before, saved = with_a_norm(), with_a_norm()
-    load_sharded(folder / "alike", before)
-    load_sharded(folder / "saved", saved)
-    for module in ("0", "1.down"):  # rank 0 has not changed its own
-        assert torch.equal(before.get_submodule(module).bias, saved.get_submodule(module).bias)
+    assert [path.name for path in folder.iterdir()] == ["alike"]
 
 
 # Files that were copied only in part, or on top of another checkpoint
 
 
-@pytest.fixture
-def two_sizes(tmp_path):
-    for name, size in (("small", 2), ("large", 50)):
-        save_sharded(tmp_path / name, nn.Linear(size, size))
-    return tmp_path
-
-
-def test_a_larger_file_of_another_checkpoint_is_named_with_both_sizes(two_sizes):
-    large, small = (two_sizes / name / "__0_0.distcp" for name in ("large", "small"))
-    sizes = rf"{large.stat().st_size:,} bytes instead of {small.stat().st_size:,}"
-    shutil.copy(large, small)
-    with pytest.raises(FileNotFoundError, match=f"__0_0.distcp has {sizes}"):
-        load_sharded(two_sizes / "small", nn.Linear(2, 2))
-
-
-def test_a_file_that_the_metadata_does_not_list_is_named_unless_it_is_empty(two_sizes):
-    (two_sizes / "small" / "__1_0.distcp").write_bytes(b"")  # of a rank with nothing to write
-    load_sharded(two_sizes / "small", nn.Linear(2, 2))
-    shutil.copy(two_sizes / "large" / "__0_0.distcp", two_sizes / "small" / "__7_0.distcp")
+def test_a_file_that_the_metadata_does_not_list_is_named_unless_it_is_empty(tmp_path):
+    for name in ("one", "two"):
+        save_sharded(tmp_path / name, nn.Linear(2, 2))
+    (tmp_path / "one" / "__1_0.distcp").write_bytes(b"")  # of a rank with nothing to write
+    load_sharded(tmp_path / "one", nn.Linear(2, 2))
+    shutil.copy(tmp_path / "two" / "__0_0.distcp", tmp_path / "one" / "__7_0.distcp")
     with pytest.raises(ValueError, match="__7_0.distcp.*two checkpoints"):
-        load_sharded(two_sizes / "small", nn.Linear(2, 2))
+        load_sharded(tmp_path / "one", nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-def test_a_git_lfs_pointer_is_told_from_a_truncated_file(name, two_sizes):
-    (two_sizes / "large" / name).write_text(POINTER)
+def test_a_git_lfs_pointer_is_told_from_a_truncated_file(name, tmp_path):
+    save_sharded(tmp_path / "one", nn.Linear(2, 2))
+    (tmp_path / "one" / name).write_text(POINTER)
     with pytest.raises((ValueError, FileNotFoundError), match=rf"{name} .*269,060,552 bytes.*git lfs pull"):
-        load_sharded(two_sizes / "large", nn.Linear(50, 50))
+        load_sharded(tmp_path / "one", nn.Linear(2, 2))
 
 
 # What a file could make a program do
@@ -583,7 +522,7 @@ def test_the_metadata_names_no_file_outside_of_the_checkpoint(tmp_path):
         load_sharded(path, nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": 1}), pickle.dumps(torch.float32)])
+@pytest.mark.parametrize("content", [b"no pickle", pickle.dumps({"a": 1})])
 def test_a_file_that_is_no_metadata_is_refused(content, tmp_path):
     save_sharded(tmp_path / "one", nn.Linear(2, 2))
     (tmp_path / "one" / ".metadata").write_bytes(content)

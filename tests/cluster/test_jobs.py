@@ -13,10 +13,7 @@ from tplab.cluster.plan import plans
     [
         ("98 million", (8, 1, 1, 32, "nothing"), DIVIDES, "12 heads can't be divided by tp = 8"),
         ("98 million", (1, 1, 4, 32, "nothing"), DIVIDES, "but there are 8 GPUs"),
-        ("98 million", (1, 1, 8, 33, "nothing"), DIVIDES, "256 sequences can't be divided"),
-        ("175 billion", (1, 128, 2, 1, "nothing"), DIVIDES, "128 stages can't share 96 layers"),
         ("70 billion", (8, 2, 4, 1, "nothing"), FITS, "GB too much on the first stage"),
-        ("70 billion", (1, 1, 64, 1, "layers"), FITS, "GB too much on each GPU"),
         ("70 billion", (16, 2, 2, 1, "nothing"), SENDS, "of it is messages of tp"),
         ("175 billion", (4, 32, 2, 8, "layers"), BUBBLE, "of it is waiting for the pipeline"),
         ("98 million", (1, 1, 8, 32, "layers"), AGAIN, "times as long as it could"),

@@ -10,10 +10,8 @@ import pytest
 from tplab.cluster.plan import (
     NothingFits,
     best_of_each_split,
-    default_sequences,
     gpt_shape,
     layouts,
-    model,
     plans,
     program_of,
     reasons,
@@ -34,7 +32,7 @@ GPT_3 = PRESETS["GPT-3 175B"]
 # A shape
 
 
-@pytest.mark.parametrize("size", [1e6, 1e8, 1e9, 7e9, 70e9, 175e9, 1e12, 1e14])
+@pytest.mark.parametrize("size", [1e6, 1e9, 70e9, 1e12])
 def test_a_made_up_gpt_has_about_so_many_parameters_and_divides_well(size):
     config = gpt_shape(size, seq_length=1024)
     assert parameter_count(config) == pytest.approx(size, rel=0.1)
@@ -45,14 +43,10 @@ def test_a_made_up_gpt_has_about_so_many_parameters_and_divides_well(size):
         assert 1 / 2 < config.hidden_size / config.num_layers / 128 < 2
 
 
-def test_a_model_is_found_whatever_its_spelling():
-    assert model("Llama 3 70B") is model("llama-3 70b") is model("LLAMA3_70B") is LLAMA
-
-
 # Layouts
 
 
-@pytest.mark.parametrize(("gpus", "sequences"), [(1, 1), (8, 16), (12, 24), (24, 48), (6, 5), (7, 7)])
+@pytest.mark.parametrize(("gpus", "sequences"), [(8, 16), (12, 24), (6, 5)])
 def test_every_layout_that_divides_is_there_once_and_no_other(gpus, sequences):
     wanted = set()
     for tp, pp, dp, b in itertools.product(range(1, gpus + 1), range(1, 7), range(1, gpus + 1), (1, 2, 4, 8, 16, 32)):
@@ -71,10 +65,6 @@ def test_every_layout_that_divides_is_there_once_and_no_other(gpus, sequences):
 
     flash = dataclasses.replace(SMALL, flash_attention=True)
     assert {one.recompute for one in layouts(flash, 4, 4)} == {"nothing", "layers"}, "it keeps no scores to recompute"
-
-
-def test_the_batch_is_about_four_million_tokens_and_divides_over_all_gpus():
-    assert [default_sequences(LLAMA, gpus) for gpus in (1, 7, 64, 1000)] == [488, 490, 512, 1000]
 
 
 # Plans
@@ -109,15 +99,13 @@ def test_no_layout_that_fits_is_missing():
         assert all(one.bill == bill(small, one.layout) for one in plans(small, 4, H100, sequences=8))
 
 
-@pytest.mark.parametrize(("gpus", "published", "predicted"), [(96, 0.47, 0.505), (4608, 0.42, 0.466)])
-def test_the_best_plan_for_gpt_3_on_h100s_is_near_what_megatron_reached(gpus, published, predicted):
+def test_the_best_plan_for_gpt_3_on_96_h100s_is_near_what_megatron_reached():
     """Megatron-LM's README (core 0.8): 1152 sequences of 4096 tokens, vocabulary 131,072. It doesn't say the layout."""
     config = dataclasses.replace(
         PRESETS["GPT-3 175B"], vocab_size=131072, seq_length=4096, dropout=0.0, flash_attention=True
     )
-    best = plans(config, gpus, H100, sequences=1152, shard_optimizer=True)[0]
-    assert best.achieved.mfu == pytest.approx(predicted, abs=0.002)
-    assert 1.0 < best.achieved.mfu / published < 1.12
+    best = plans(config, 96, H100, sequences=1152, shard_optimizer=True)[0]
+    assert 1.0 < best.achieved.mfu / 0.47 < 1.12
 
 
 def test_where_nothing_fits_the_message_says_what_the_smallest_need_is():
@@ -151,33 +139,12 @@ def test_each_other_choice_is_timed_with_everything_else_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu", "sequences"),
+    ("call", "says"),
     [
-        ("Llama 3 8B", "H200 DGX", 8),  # each replica has a single sequence, so twice the micro-batch is more than that
-        ("GPT-2 1.5B", "V100 DGX-2H", 24),  # with twice the micro-batch, the interleaved chunks don't divide the steps
+        (lambda: gpt_shape(math.nan), "from 1e6 to 1e14"),
+        (lambda: plans(SMALL, 10**12, H100, sequences=8), "no layout over 1000000000000 GPUs"),  # at once, however many
     ],
 )
-def test_only_possible_layouts_are_among_the_other_choices(model, gpu, sequences):
-    config = PRESETS[model]
-    found = plans(config, 8, MACHINES[gpu], sequences=sequences)
-    best = found[0].layout
-    possible = set(layouts(config, 8, sequences))
-    doubled = best.sequences / (best.dp * 2 * best.micro_batch)
-    assert doubled < 1 or doubled % best.pp, "the example doesn't show what it should"
-    assert 2 * best.micro_batch not in [value for value, _ in reasons(config, found).get("micro_batch", [])]
-    for option, others in reasons(config, found).items():
-        for value, _ in others if option != "micro_batch" else ():
-            assert dataclasses.replace(best, **{option: value}) in possible
-
-
-REFUSED = [
-    *((lambda size=size: gpt_shape(size), "from 1e6 to 1e14") for size in (0, 10, 1e15, math.inf, math.nan)),
-    (lambda: model("GPT-5"), "GPT-2 1.5B, GPT-3 175B, Llama 3 8B"),
-    (lambda: plans(SMALL, 10**12, H100, sequences=8), "no layout over 1000000000000 GPUs"),  # at once, however many
-]
-
-
-@pytest.mark.parametrize(("call", "says"), REFUSED)
 def test_what_cannot_be_planned_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
         call()
@@ -192,24 +159,16 @@ def told(*arguments: str, capsys) -> str:
     return " ".join((captured.out + captured.err).split())
 
 
-def test_the_command_prints_the_best_layouts_first_in_a_terminal_of_80_columns(capsys, monkeypatch):
+def test_the_command_prints_the_best_layouts_first(capsys):
     text = told("--params", "70e9", "--gpus", "64", "--gpu", "h100", capsys=capsys)
     best = plans(gpt_shape(70e9), 64, H100)[0]
     layout, need, reached = best.layout, best.bill, best.achieved
-    assert "69.8 billion parameters: 68 layers, hidden size 9216, 72 heads" in text
     row = f" {layout.tp} {layout.pp} {layout.dp} {layout.micro_batch} yes - "
     first = text[text.index(row) :].split()
     sizes = (need.total - need.activations, need.activations, need.total)
     assert first[6:9] == [f"{size / 1e9:.1f}" for size in sizes]
     assert first[9:12] == [f"{best.time.total:.3g}", f"{reached.model / 1e12:.0f}", f"{reached.mfu:.0%}"]
     assert f"init_device_mesh('cuda', ({layout.dp}, {layout.pp}, {layout.tp})" in text
-    assert f"matmuls {best.time.products:.3g} s {best.time.products / best.time.total:.1%}" in text
-
-    monkeypatch.setenv("COLUMNS", "80")
-    assert cli.main(["plan", "--model", "llama 3 70b", "--gpus", "64", "--gpu", "a100"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
 
 
 def test_a_known_model_a_batch_a_sequence_and_a_sharded_optimizer_are_taken(capsys):
@@ -226,14 +185,8 @@ def test_a_known_model_a_batch_a_sequence_and_a_sharded_optimizer_are_taken(caps
     [
         ("--params 70e9 --gpus 8 --gpu h100", 1, "nothing fits: 69.8 billion parameters on 8 GPUs"),
         ("--params 70e9 --gpus 8 --gpu b100", 2, "no machine is called 'b100'; known: V100 DGX-2H"),
-        ("--params many --gpus 8 --gpu h100", 2, "many isn't a number"),
-        ("--params 1e30 --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
         ("--params 7e9 --gpus 0 --gpu h100", 2, "gpus=0"),
-        ("--params 7e9 --gpus 8 --gpu h100 --batch 0", 2, "at least one sequence"),
-        ("--params 7e9 --gpus 8 --gpu h100 --seq 0", 2, "--seq 0"),
         ("--gpus 8 --gpu h100", 2, "--params --model"),
-        ("--params 7e9 --model GPT-3 --gpus 8 --gpu h100", 2, "not allowed with"),
-        ("--model GPT-9 --gpus 8 --gpu h100", 2, "no model is called 'GPT-9'"),
     ],
 )
 def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
@@ -249,6 +202,6 @@ def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
 def test_parameters_are_written_as_people_write_them():
     texts = {"70e9": 70e9, "70B": 70e9, "1.5b": 1.5e9, "350M": 350e6, "1t": 1e12}
     assert {text: parameters(text) for text in texts} == texts
-    for text in ("", "b", "1.2.3", "70 apples", "0x10", "nan", "inf"):
+    for text in ("b", "70 apples", "nan"):
         with pytest.raises(argparse.ArgumentTypeError, match="isn't a number"):
             parameters(text)

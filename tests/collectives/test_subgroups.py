@@ -18,7 +18,7 @@ def sum_in(group: dist.ProcessGroup) -> tuple[list[int], int]:
     return dist.get_process_group_ranks(group), int(x)
 
 
-WRONG = ([[0]], [[0, 1, 2], [1, 3]], [[0, 1, 2]], [[0, 1, 2, 3, 4]], [])  # don't have each of four ranks once
+WRONG = ([[0, 1, 2], [1, 3]], [[0, 1, 2]], [[0, 1, 2, 3, 4]])  # don't have each of four ranks once
 
 
 def splits() -> list[tuple[list[int], int]]:

@@ -3,30 +3,11 @@
 import errno
 import fcntl
 import os
-import threading
 from collections.abc import Callable
 
 import pytest
 
 from tplab.common import files
-
-
-def test_a_reader_sees_the_old_content_or_the_new(tmp_path):
-    path, sizes = tmp_path / "file", (1, 300_000)
-    files.replace(path, b"x" * sizes[0])
-    seen, done = set(), threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            seen.add(len(path.read_bytes()))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for turn in range(200):
-        files.replace(path, b"x" * sizes[turn % 2])
-    done.set()
-    reader.join()
-    assert seen <= set(sizes)
 
 
 def test_nothing_changes_where_writing_fails(tmp_path, monkeypatch):

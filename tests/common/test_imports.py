@@ -15,9 +15,6 @@ FILES = {
     "pack/room/three.py": "",
     "pack/user.py": "from pack.room import One\n",
     "pack/part.py": "from pack import room\nprint(room.One)\n",
-    "pack/all.py": "from pack import room\nprint(room.two, room)\n",
-    "pack/whole.py": "import pack.room.two\n",
-    "pack/names.py": "NAME = 'pack.low'\n",
     "other/__init__.py": "from pack import low\n",
 }
 ROOM = {"pack/room/__init__.py", "pack/room/one.py", "pack/room/three.py", "pack/low.py"}
@@ -28,9 +25,6 @@ EXPECTED = {
     "pack/room/two.py": ROOM,
     "pack/user.py": ONE,
     "pack/part.py": ONE,
-    "pack/all.py": ROOM | {"pack/room/two.py"},
-    "pack/whole.py": ROOM | {"pack/room/two.py"},
-    "pack/names.py": set(),
 }
 
 

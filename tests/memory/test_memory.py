@@ -18,16 +18,13 @@ from tplab import plain
 from tplab.memory.config import (
     PRESETS,
     GPTConfig,
-    RotaryScaling,
     check_tensor_parallel,
     first_weights,
-    last_weights,
     layer_weights,
     parameter_count,
     tensor_parallel_sizes,
 )
 from tplab.memory.memory_bill import (
-    BETWEEN_MATMULS,
     RECIPES,
     Layout,
     bill,
@@ -130,14 +127,7 @@ def test_a_tensor_parallel_rank_holds_its_share_of_a_layer(config) -> None:
     for tp in tensor_parallel_sizes(config, 8):
         with torch.device("meta"):
             assert sum(weight.on_rank(tp) for weight in layer_weights(config)) == numel(layer_of_rank(config, tp))
-
-
-def test_what_tensor_parallelism_leaves_whole_and_pads() -> None:
-    weights = first_weights(SMALL) + layer_weights(SMALL) + last_weights(SMALL)
-    norms = [f"{name}_norm.{kind}" for name in ("attention", "mlp", "final") for kind in ("weight", "bias")]
-    whole = sorted(["positions", *norms, "attention.out.bias", "mlp.down.bias"])
-    assert sorted(weight.name for weight in weights if weight.on_rank(2) == weight.on_rank(1)) == whole
-    assert [first_weights(SMALL)[0].on_rank(tp) for tp in (1, 4)] == [50 * 24, 13 * 24], "the vocabulary is padded"
+    assert first_weights(SMALL)[0].on_rank(4) == 13 * 24, "the vocabulary is padded"
 
 
 @pytest.mark.parametrize("config", RANDOM[:20])
@@ -176,25 +166,9 @@ def test_states_of_real_optimizers_after_one_step(name, make, counters) -> None:
     recipe, n = RECIPES[name], numel(model)
     assert parameter_bytes(model) == recipe.weights * n
     assert gradient_bytes(model) == recipe.gradients * n
+    assert RECIPES["Adam, mixed precision"].total == 16
     steps = counters * len(list(model.parameters()))  # Adam counts the steps of each tensor, in one float32
     assert optimizer_bytes(optimizer) == recipe.optimizer * n + steps
-
-
-def test_mixed_precision_keeps_16_bytes_a_parameter() -> None:
-    model = plain.GPT(SMALL).bfloat16()
-    master = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
-    optimizer = torch.optim.Adam(master)
-    ids = torch.randint(SMALL.vocab_size, (2, SMALL.seq_length))
-    model(ids, ids).backward()
-    for copy, parameter in zip(master, model.parameters(), strict=True):
-        copy.grad = parameter.grad.float()
-    optimizer.step()
-    optimizer.zero_grad()
-    recipe = RECIPES["Adam, mixed precision"]
-    averages = optimizer_bytes(optimizer) - 4 * len(master)
-    seen = (parameter_bytes(model), gradient_bytes(model), tensor_bytes(master) + averages)
-    assert seen == tuple(size * numel(model) for size in (recipe.weights, recipe.gradients, recipe.optimizer))
-    assert recipe.total == 16
 
 
 # Activations
@@ -258,13 +232,6 @@ def test_the_bill_counts_sequence_parallelism_and_recomputation_in_every_layer_a
     )
     assert plain == layers * s * h * (10 + 24 // t + 5 * a * s // (h * t)) + s * h * (1 + 4) + logits
     assert lean == layers * s * h * 34 // t + s * h * (1 + 4) // t + logits
-    changed = set()
-    for recompute in ("nothing", "layers"):
-        replicated, split = (
-            layer_activations(config, 1, t, sequence_parallel=b, recompute=recompute) for b in (False, True)
-        )
-        changed |= {name for name, size in replicated.items() if split[name] == size // t}
-    assert changed == BETWEEN_MATMULS
 
 
 @pytest.mark.parametrize("config", RANDOM[:20])
@@ -294,7 +261,7 @@ def test_the_whole_model_keeps_what_the_bill_says() -> None:
     assert bill(SMALL, Layout(micro_batch=b)).activations == numbers
 
 
-@pytest.mark.parametrize(("pp", "m", "v"), [(2, 4, 1), (3, 6, 2), (4, 8, 3), (4, 4, 2), (2, 2, 6), (3, 2, 1)])
+@pytest.mark.parametrize(("pp", "m", "v"), [(2, 4, 1), (3, 6, 2), (4, 8, 3), (3, 2, 1)])
 def test_micro_batches_in_flight_are_those_of_the_schedule(pp, m, v) -> None:
     config = replace(SMALL, num_layers=24)
     schedule = interleaved(pp, m, v) if v > 1 else one_f_one_b(pp, m)
@@ -333,34 +300,18 @@ def test_stages_keep_as_many_micro_batches_as_1f1b_has_in_flight() -> None:
 
 # Errors teach
 
-LLAMA_31 = RotaryScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_length=8192)
-
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
         (lambda: replace(SMALL, hidden_size=25), "hidden_size=25 can't be divided into num_heads=4"),
-        (lambda: replace(SMALL, num_kv_heads=3), "num_heads=4 can't share num_kv_heads=3"),
-        (lambda: replace(SMALL, num_layers=0), "num_layers is 0"),
         (lambda: check_tensor_parallel(PRESETS["GPT-2 1.5B"], 8), r"num_heads=25 .* 8 ranks.* Use p in 1, 5, 25\."),
-        (lambda: check_tensor_parallel(SMALL, 0), "p=0 is no number of ranks"),
-        (lambda: bill(replace(SMALL, ffn_hidden_size=6), Layout(tp=4)), "ffn_hidden_size=6"),
         (lambda: check_tensor_parallel(replace(SMALL, num_heads=12, num_kv_heads=3), 2),
          "num_kv_heads=3 can't be divided over 2 ranks"),
-        (lambda: Layout(dp=0), "dp is 0"),
         (lambda: layer_activations(replace(SMALL, seq_length=9), tp=2, sequence_parallel=True),
          "seq_length=9 can't be divided over tp=2 ranks"),
-        (lambda: layer_activations(SMALL, recompute="everything"), "'everything' is not one of 'nothing', 'attention'"),
-        (lambda: Layout(micro_batches=0), "micro_batches is 0"),
         (lambda: bill(SMALL, Layout(pp=3)), "pp=3 stages can't share 2 layers"),
-        (lambda: bill(SMALL, Layout(pp=2), stage=2), "no stage 2"),
-        *((lambda change=change: replace(LLAMA_31, **change), "factor should be at least 1")
-          for change in ({"factor": 0.5}, {"low_freq_factor": 4.0}, {"low_freq_factor": 0.0},
-                         {"original_seq_length": 0})),
-        *((lambda layout=layout: bill(replace(SMALL, num_layers=12), layout, stage=0),
-           rf"chunks={layout.chunks} on pp={layout.pp} stages need")
-          for layout in (Layout(chunks=2), Layout(pp=2, micro_batches=3, chunks=3),
-                         Layout(pp=2, micro_batches=4, chunks=5))),
+        (lambda: bill(SMALL, Layout(pp=2, micro_batches=3, chunks=3), stage=0), "chunks=3 on pp=2 stages need"),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused_with_numbers(call, says) -> None:

@@ -14,9 +14,9 @@ from tplab.runtime import devices, torchrun
 def machine(monkeypatch: pytest.MonkeyPatch):
     """machine(gpus) makes torch show so many."""
 
-    def show(gpus: int, nccl: bool = True) -> None:
+    def show(gpus: int) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
 
     return show
 
@@ -25,24 +25,15 @@ NCCL, SHARED = {"TPLAB_BACKEND": "nccl"}, {"TPLAB_BACKEND": "nccl", "TPLAB_SHARE
 CHOICES = [  # GPUs, environment variables, arguments, and the backend and number of GPUs, or words of the error
     (0, {}, ("auto", 2), ("gloo", 0)),
     (2, {}, ("auto", 2), ("gloo", 0)),
-    (7, {}, ("auto", 1), ("gloo", 0)),
-    (8, {}, ("auto", 1), ("nccl", 1)),
     (8, {}, ("auto", 4), ("nccl", 4)),
     (8, {}, ("gloo", 4), ("gloo", 0)),
-    (2, {}, ("nccl", 2), ("nccl", 2)),
     (1, {}, ("gloo", 4, True), ("gloo", 1)),
     (1, {}, ("nccl", 4, True), ("nccl", 1)),
-    (1, {}, ("auto", 4, True), ("gloo", 1)),
-    (4, {}, ("auto", 4, True), ("nccl", 4)),
-    (2, {"TPLAB_SHARE_GPUS": "1"}, ("auto", 8), ("gloo", 0)),
     (2, NCCL, ("auto", 2), ("nccl", 2)),
     (2, SHARED, ("auto", 8), ("nccl", 2)),
-    (2, SHARED, ("gloo", 8), ("gloo", 0)),
     (0, {}, ("auto", 2, True), "share_gpus=True needs a GPU"),
     (8, {}, ("auto", 16), "16 ranks, but this machine shows 8 .* set TPLAB_BACKEND=gloo"),
     (2, NCCL, ("auto", 3), "3 ranks, but this machine shows 2"),
-    (0, SHARED, ("auto", 8), "8 ranks, but this machine shows 0"),
-    (2, {"TPLAB_BACKEND": "gpu"}, ("auto", 2), "must be gloo or nccl, but it is 'gpu'"),
 ]
 
 
@@ -58,13 +49,6 @@ def test_ranks_compute_on_gpus_of_their_own_unless_they_may_share_and_what_is_no
     else:
         with pytest.raises(ValueError, match=expected):
             devices.choose(*arguments)
-
-
-def test_gpus_without_nccl_carry_no_messages(machine) -> None:
-    machine(4, nccl=False)
-    assert [devices.choose("auto", 4, share) for share in (False, True)] == [("gloo", 0), ("gloo", 4)]
-    with pytest.raises(ValueError, match="1 ranks, but this machine shows 0"):
-        devices.choose("nccl", 1, True)
 
 
 @pytest.mark.parametrize(("gpus", "own", "host"), [(0, None, None), (4, "cuda:3", None), (2, "cuda:1", "tplab-rank-3")])
@@ -85,18 +69,12 @@ def test_a_rank_takes_its_gpu_and_names_a_host_of_its_own_where_it_shares(
 def test_a_learner_is_told_once_how_to_use_the_gpus(machine, monkeypatch, capsys: pytest.CaptureFixture) -> None:
     machine(2)
     monkeypatch.setattr(devices, "_said", set())
-    monkeypatch.setenv("RANK", "0")  # as in tutorials, but not by torchrun
-    monkeypatch.setenv("WORLD_SIZE", "2")
     for p in (2, 4):
         devices.choose("auto", p)
-    monkeypatch.setenv("TPLAB_BACKEND", "nccl")
-    devices.choose("auto", 2)
-    said = capsys.readouterr().err
-    assert said.count("To use your 2 GPUs, set TPLAB_BACKEND=nccl") == 1
-    assert said.count("RANK=0 and WORLD_SIZE=2 are ignored") == 2
+    assert capsys.readouterr().err.count("To use your 2 GPUs, set TPLAB_BACKEND=nccl") == 1
 
 
-@pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl"), (8, "nccl")])
+@pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl")])
 def test_a_program_with_one_number_of_ranks_takes_the_gpus_if_they_are_enough(gpus: int, backend: str, machine) -> None:
     machine(gpus)
     assert devices.backend_for(2) == backend
@@ -106,7 +84,6 @@ NONE = "there is no GPU"
 TORCHRUN = {  # GPUs on this rank's machine, what keeps the other rank from using NCCL: backend, what rank 0 says
     "enough GPUs everywhere": (2, "", "nccl", ""),
     "no GPU anywhere": (0, NONE, "gloo", ""),
-    "too few here": (1, "", "gloo", "because of rank 0: 2 were started on their machine, and each sees 1 of its GPUs"),
     "none on the other machine": (8, NONE, "gloo", f"because of rank 1: {NONE}"),
     "the same on both": (1, torchrun._obstacle(1, 2), "gloo", "because of ranks 0, 1: 2 were started on their machine"),
 }

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tplab.runtime.board import CHANNELS, SLOTS, Board, Call, Entry, anonymous_file, board_bytes
-from tplab.runtime.diagnosis import deadlocked, explain, lost_messages, snapshot
+from tplab.runtime.board import SLOTS, Board, Call, Entry, anonymous_file, board_bytes
+from tplab.runtime.diagnosis import deadlocked, explain, snapshot
 
 WORLD = (0, 1, 2)
 
@@ -46,20 +46,16 @@ TWO, ALL = dict.fromkeys((0, 1), all_reduce(1)), dict.fromkeys(WORLD, all_reduce
 PAIR, CIRCLE = {0: receive(0, 1), 1: receive(1, 0)}, {rank: receive(rank, (rank + 1) % 3) for rank in WORLD}
 SAYS = "rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 are waiting in it."
 SEND, SENDS = {0: message("send", 0, 1)}, "rank 1 never receives from rank 0 (message #1); rank 0 is waiting in send to"
-NEVER = "rank 0 never sends to rank 1 (message #1)"  # rather than calling it lost
 # fmt: off
 WAITING = {  # what ranks wait in or have passed, which have returned, which can never go on, and how it is explained
     "for a rank that computes":              (TWO,                                {},    [],  [],        ""),
     "for a rank that has returned":          (TWO,                                {},    [2], [0, 1],    SAYS),
     "for a receive, of one that returned":   (SEND,                               {},    [1], [0],     SENDS),
-    "for a send, of one that returned":      ({1: receive(1, 0)},                 {},    [0], [1],     NEVER),
     "in a collective that all have joined":  (ALL,                                {},    [],  [],        ""),
     "for ranks that went past and returned": ({0: ALL[0]},          {1: ALL[1], 2: ALL[2]}, [1, 2], [], ""),
     "in a chain up to one that computes":    ({0: receive(0, 1), 1: receive(1, 2)}, {},  [],  [],        ""),
     "in a circle of three":                  (CIRCLE,                             {},    [],  [0, 1, 2], ""),
-    "in a circle of two":                    (PAIR,                               {},    [],  [0, 1],    ""),
     "for a circle of two":                   (PAIR | {2: ALL[2]},                 {},    [],  [0, 1, 2], ""),
-    "on a GPU, not in Python":               ({},                                 TWO,   [],  [],        ""),
     "on a GPU, for one that has returned":   ({},                                 TWO,   [2], [0, 1],    ""),
 }
 # fmt: on
@@ -74,14 +70,6 @@ def test_ranks_that_can_never_go_on_are_found(waits, past, returned, stuck, says
     states = snapshot(boards[0])
     assert deadlocked(states) == stuck
     assert not says or explain(states).startswith(says)
-
-
-def test_a_message_whose_sender_has_returned_is_lost(boards: list[Board]) -> None:
-    enter(boards, 0, message("send", 0, 1), wait=False)
-    enter(boards, 1, message("recv", 0, 1))
-    assert lost_messages(snapshot(boards[0])) == []  # it may still wait for its isend
-    boards[0].set_state(0, "returned")
-    assert [entry.members for entry in lost_messages(snapshot(boards[0]))] == [(0, 1)]
 
 
 def test_entries_that_were_overwritten_still_count(boards: list[Board]) -> None:
@@ -99,21 +87,3 @@ def test_a_wait_keeps_its_text_while_its_slot_is_used_again(boards: list[Board])
     for number in range(2, 3 * SLOTS):
         enter(boards, 0, Entry("group", number, "all_reduce", "", WORLD, "train.py:1:step"), wait=False)
     assert [(entry.kind, entry.number) for entry in boards[1].waits(0)] == [("barrier", 1)]
-
-
-def test_more_channels_than_the_board_counts_are_never_called_a_deadlock(boards: list[Board]) -> None:
-    for number in range(CHANNELS + 5):
-        enter(boards, 2, Entry(f"group {number}", 1, "barrier", "", (0, 1, 2), "f:1:g"), wait=False)
-    enter(boards, 0, Entry("one more", 1, "barrier", "", (0, 2), "f:1:g"))
-    boards[0].set_state(2, "returned")
-    assert deadlocked(snapshot(boards[0])) == []
-
-
-def test_a_long_call_site_does_not_spoil_the_entry(boards: list[Board]) -> None:
-    long = "/a/very/long/folder" * 30
-    entry = Entry("group", 1, "barrier", "", WORLD, f"{long}.py:12:step", -1, f"{long}.py:3:made")
-    enter(boards, 0, entry)
-    (found,) = boards[1].waits(0)
-    assert (found.kind, found.members) == ("barrier", WORLD)
-    assert found.where.endswith(":12:step")
-    assert found.created.endswith(".py:3:made")

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
-from tplab.runtime import transport
 from tplab.runtime.forkserver import is_rank
 
 NOTEBOOKS = {  # what the cells of a notebook define, and what `program` returns on two ranks
@@ -47,18 +46,6 @@ class Model:
 def program():
     return dist.get_rank(), Model.config
 """, [(0, 7), (1, 7)]),
-    "a cached function, without its cache": ("""
-import functools
-
-@functools.cache
-def fibonacci(n):
-    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
-
-def program():
-    return fibonacci(30), fibonacci.cache_info().currsize
-
-fibonacci(10)
-""", [(832040, 31)] * 2),
 }  # fmt: skip
 
 
@@ -84,11 +71,8 @@ NOTED = torch.nn.Parameter(torch.ones(2))
 NOTED.note = "split along dim 0"
 TENSORS = {
     "bfloat16": torch.randn(5, 3).bfloat16(),
-    "bool": torch.tensor([True, False]),
-    "complex": torch.randn(3, dtype=torch.complex64).conj(),
     "scalar": torch.tensor(7),
     "empty": torch.empty(0, 4),
-    "transposed": torch.randn(3, 5).t(),
     "expanded": torch.randn(1).expand(4),
     "requires_grad": torch.randn(3, requires_grad=True),
     "parameter with an attribute": NOTED,
@@ -153,7 +137,6 @@ def test_what_cannot_be_sent_is_named() -> None:
     lock = threading.Lock()
     holder = SimpleNamespace(inner=[1, lock])
     cases: list[tuple[Callable[..., object], dict[str, Any], str]] = [
-        (lambda a, b: None, {"args": (1, {"x": [lock]})}, "args[1]['x'][0], of type lock, can't be sent"),
         (lambda x: None, {"kwargs": {"x": holder}}, "kwargs['x'].inner[1], of type lock, can't be sent"),
         (lambda: lock, {}, "the variable lock that the body of the lambda uses, of type lock, can't be sent"),
         (lambda x=lock: None, {}, "a default value of the lambda, of type lock, can't be sent"),
@@ -164,26 +147,14 @@ def test_what_cannot_be_sent_is_named() -> None:
         assert says in str(caught.value)
 
 
-def test_torchs_operators_can_be_sent() -> None:
-    aten = torch.ops.aten
-    for operator in (torch.ops, aten, aten.add, aten.add.Tensor, aten.relu.default):
-        assert transport.loads(transport.dumps(operator)) is operator
-
-
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
         ({"world_size": 0}, ValueError, "between 1 and 64"),
         ({"world_size": 2.5}, TypeError, "whole number of ranks, got 2.5"),
-        ({"world_size": True}, TypeError, "whole number of ranks, got True"),
-        ({"world_size": 65}, ValueError, "got 65"),
         ({"backend": "mpi"}, ValueError, "one of auto, gloo, nccl, got 'mpi'"),
-        ({"timeout": "5"}, TypeError, "timeout must be a number of seconds or None, got '5'"),
         ({"timeout": float("nan")}, ValueError, "positive number of seconds"),
         ({"args": (1, 2, 3)}, TypeError, "can't be called with args=(1, 2, 3)"),
-        ({"args": "x"}, TypeError, "args=(x,)"),
-        ({"kwargs": {"unknown": 1}}, TypeError, "unknown"),
-        ({"kwargs": {1: 2}}, TypeError, "kwargs must be a dict of arguments by name, got {1: 2}"),
         ({"fn": 3}, TypeError, "launch(fn), not launch(fn())"),
     ],
 )
@@ -196,15 +167,11 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     assert says in str(caught.value)
 
 
-def test_windows_and_a_wrong_number_of_ranks_under_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_of_ranks_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "80"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="launch asks for 72 ranks, but torchrun started 80"):
         tplab.launch(dist.get_rank, 72)  # more than a machine should start, which torchrun may
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(OSError, match="inside WSL2"):
-        tplab.launch(dist.get_rank, 2)
 
 
 PLAIN_SCRIPT = """

@@ -1,7 +1,6 @@
 """The launcher where it is used: in a real kernel, from notebook cells."""
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,15 +46,7 @@ def test_a_deadlock_shows_the_cell_and_line_of_every_rank(book: Notebook) -> Non
     assert "called at cell [" in cell.error
 
 
-def test_a_notebook_that_torchrun_started_says_so(book: Notebook) -> None:
-    book.run("os.environ.update(TORCHELASTIC_RUN_ID='none', RANK='0', WORLD_SIZE='2')")
-    error = book.run("tplab.launch(dist.get_rank, 2)").error
-    book.run("for name in ('TORCHELASTIC_RUN_ID', 'RANK', 'WORLD_SIZE'): del os.environ[name]")
-    assert "this notebook was started by torchrun, as rank 0 of 2" in error
-
-
 STUCK = {
-    "asleep": "time.sleep(1000)",
     "in a loop": "while True: pass",
     "stuck in C++": "dist.all_reduce(torch.ones(2)) if dist.get_rank() else time.sleep(1000)",
 }
@@ -84,11 +75,13 @@ def test_the_magic_runs_a_cell_on_every_rank(book: Notebook) -> None:
     assert not cell.error
     for rank in range(3):
         assert f"[rank {rank}] ([3.0, 3.0], 3)" in cell.text
+    assert book.run("%%ranks 1\nrank;").text == ""
 
 
 def test_the_magic_sends_the_variables_that_the_cell_reads_whatever_their_names(book: Notebook) -> None:
     book.run("id, input, n, lr = 7, torch.ones(2), 3, 0.5\ndef named(): return id, rank")
     book.run("import threading\nrank, lock = 5, threading.Lock()\nworld_size = lock")
+    assert "['lock'], of type lock, can't be sent" in book.run("%%ranks 1\nlock").error
     read = """%%ranks 2
 class Layer:
     lr = lr
@@ -106,34 +99,6 @@ del input
         assert f"[rank {rank}] {(before, 4, (8, rank), True, 0, 2)}" in cell.text
 
 
-ASSIGNED_FIRST = ["lock = 3", "import math as lock", "def lock(): ...", "for lock in [3]: ...", "(lock := 3)",
-                  "with open('/dev/null') as lock: ...", "def f():\n    global lock\n    lock = 3\nf()"]  # fmt: skip
-
-
-def test_the_magic_does_not_need_a_variable_that_the_cell_assigns(book: Notebook) -> None:
-    book.run("import threading\nlock = input = threading.Lock()")
-    source = "\n".join(f"{assigns}\nprint(type(lock))\ndel lock" for assigns in ASSIGNED_FIRST)
-    cell = book.run(f"%%ranks 1\n{source}\ninput = 4\nprint(input)")
-    assert not cell.error
-    kinds = [int, type(re), type(lambda: 0), int, int, type(sys.__stdout__), int]
-    assert cell.text.count("<class") == len(kinds)
-    assert [str(kind) for kind in kinds] == re.findall("<class '.*?'>", cell.text)
-
-
-def test_the_magic_names_a_variable_that_the_cell_reads_and_that_cannot_be_sent(book: Notebook) -> None:
-    book.run("import threading\nlock = threading.Lock()")
-    assert "['lock'], of type lock, can't be sent" in book.run("%%ranks 1\nlock").error
-
-
-def test_a_semicolon_hides_the_value_under_the_magic(book: Notebook) -> None:
-    shown = {"rank; 'a;'": "'a;'", "'a'  # ;": "'a'", "(4\n)": "4"}
-    hidden = ["rank;", "rank ;  # why", "'a;';\n\n# the end", "x = rank;", "x = rank", "None", "rank \\\n;"]
-    for code in [*shown, *hidden]:
-        cell = book.run(f"%%ranks 1\n{code}")
-        assert not cell.error
-        assert cell.text == (f"[rank 0] {shown[code]}\n" if code in shown else "")
-
-
 def test_errors_and_warnings_under_the_magic_name_the_cell_and_its_line(book: Notebook) -> None:
     cell = book.run("%%ranks 2\nimport warnings\nwarnings.warn('careful')\nraise ValueError('boom')")
     assert f"  cell [{cell.number}], line 4, in <module>\n    raise ValueError('boom')" in cell.error
@@ -141,11 +106,6 @@ def test_errors_and_warnings_under_the_magic_name_the_cell_and_its_line(book: No
     cell = book.run("%%ranks 2\nx = = 1")
     assert f"Cell In[{cell.number}], line 2" in cell.error
     assert "ipykernel_" not in cell.error
-    assert "needs a number of ranks, such as %%ranks 4; got 'many'" in book.run("%%ranks many\n1").error
-
-
-def test_import_tplab_starts_the_server_so_the_first_launch_finds_it_warm(book: Notebook) -> None:
-    assert len(psutil.Process(book.manager.provisioner.pid).children()) == 1
 
 
 # The live view
@@ -161,10 +121,6 @@ def shown(cell: Cell) -> list[dict]:
     return list(areas.values())
 
 
-def kinds(cell: Cell) -> list[str]:
-    return [message["msg_type"] for message in cell.messages]
-
-
 def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     late = (
@@ -178,41 +134,6 @@ def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook, tmp_path:
     views = [m["content"] for m in cell.messages if WIDGET_VIEW in m["content"].get("data", {})]
     assert len(views) == 1
     assert list(views[0]["data"]) == [WIDGET_VIEW], "no text beside it that nbval could compare"
-    values = [m["content"]["data"].get("state", {}).get("value", "") for m in cell.messages if "comm" in m["msg_type"]]
-    assert any("waits in all_reduce #1 for rank 1" in value and "computing" in value for value in values)
     assert shown(cell) == [{}]
-    assert kinds(cell).count("comm_open") == kinds(cell).count("comm_close") == 3
-    assert "1" in cell.text
+    assert sum(message["msg_type"] == "comm_close" for message in cell.messages) == 3
     assert not cell.error
-
-
-def test_a_run_that_prints_keeps_its_one_area(book: Notebook) -> None:
-    source = "def talk():\n    for i in range(100_000):\n        print(i)\n    time.sleep(2)\nr = tplab.launch(talk, 2)"
-    cell = book.run(source)
-    areas = shown(cell)
-    assert len(areas) == 2
-    assert {} in areas
-    assert sum("[rank 1] 99999" in area.get("text/plain", "") for area in areas) == 1
-
-
-def test_an_interrupted_run_leaves_nothing(book: Notebook) -> None:
-    request = book.start("tplab.launch(lambda: time.sleep(600), 2, timeout=None)")
-    book.wait_until_shown(request, WIDGET_VIEW)
-    book.manager.interrupt_kernel()
-    cell = book.finish(request)
-    assert cell.error.startswith("KeyboardInterrupt: the run was interrupted.")
-    assert shown(cell) == [{}]
-    assert "comm_close" in kinds(cell)
-
-
-def test_inside_an_output_widget_nothing_that_ranks_print_is_lost(book: Notebook) -> None:
-    """ipywidgets.Output takes displays and ignores their updates."""
-    book.run("import ipywidgets\ndef talk():\n    time.sleep(dist.get_rank())\n    print('words')")
-    cell = book.run("with ipywidgets.Output():\n    tplab.launch(talk, 3)")
-    texts = [
-        m["content"]["data"]["text/plain"]
-        for m in cell.messages
-        if m["msg_type"] == "display_data" and "text/plain" in m["content"]["data"]
-    ]
-    assert texts == ["[rank 0] words\n[rank 1] words\n[rank 2] words"]
-    assert "comm_close" in kinds(cell)

@@ -53,16 +53,6 @@ def test_very_long_output_keeps_head_and_tail() -> None:
     assert "output cut here" in text
 
 
-def test_a_notebook_shows_the_head_and_the_tail_of_a_flood() -> None:
-    output = NotebookOutput(2)
-    output.write(1, "".join(f"{i}\n" for i in range(1000)).encode())
-    lines = output._render().splitlines()
-    assert len(lines) == 81
-    assert lines[0] == "[rank 1] 0"
-    assert lines[-1] == "[rank 1] 999"
-    assert "920 lines not shown; results.output[1]" in lines[40]
-
-
 def test_the_last_words_of_a_rank_that_returns_are_not_lost() -> None:
     def program() -> None:
         os.write(1, b"x" * 500_000)  # more than the pipe holds: some of it is still there when the result arrives
