@@ -177,6 +177,7 @@ CASES = {  # the number of ranks, what each does given its rank, and words of th
     "two receives":     (2, lambda rank: dist.recv(ones(2), src=1 - rank),
                          ["rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([2]",
                           "have one side send first"]),
+    "two large sends":  (2, lambda rank: dist.send(ones(1 << 20), dst=1 - rank), ["rank 1 never receives from rank 0"]),
     "a lost message":   (2, sends_and_returns,
                          ["rank 0 began to send message #1 to rank 1 and has returned; rank 1 is waiting in recv",
                           "Keep the handle that dist.isend returns"]),

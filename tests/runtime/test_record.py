@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 import tplab
 from tplab.runtime import Collective, Record, hooks
@@ -54,6 +55,24 @@ def test_every_kind_is_seen_on_every_rank_with_its_size_in_the_order_of_time(two
         began, returned = two.spans[rank]
         assert starts == sorted(starts)
         assert 0 < began < starts[0] < returned, "times count from the launch"
+
+
+LOCAL = {  # methods of ProcessGroup that send nothing to other ranks, or that only torch itself calls
+    "rank", "size", "name", "group_name", "group_desc", "bound_device_id", "boxed", "unbox", "BackendType", "options",
+    "get_group_store", "get_backend", "merge_remote_group", "abort", "shutdown", "set_timeout",
+    "use_pg_for_symm_mem_rendezvous", "new_window", "supports_window", "reconfigure", "supports_reconfigure",
+    "get_reconfigure_handle", "register_abort_hook", "register_post_hook", "register_pre_hook",
+    "unregister_abort_hook", "unregister_post_hook", "unregister_pre_hook",
+}  # fmt: skip
+
+
+def test_every_method_of_a_process_group_that_communicates_is_recorded() -> None:
+    """A new version of torch may bring more of them, as 2.14 did with gather_single."""
+    hooks.install()
+    methods = {name: method for name, method in vars(ProcessGroup).items() if callable(method)}
+    ours = {name for name, method in methods.items() if getattr(method, "__module__", "").startswith("tplab.")}
+    assert {name for name in methods.keys() - ours - LOCAL if not name.startswith("_")} == set()
+    assert ours >= {"allreduce", "send", "barrier", "monitored_barrier"}
 
 
 CALLS = [  # shape, dtype, operation, group, and its number in the group

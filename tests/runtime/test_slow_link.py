@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel
 
 import tplab
 from tplab.collectives.links import Link
@@ -144,11 +145,17 @@ def test_the_clock_starts_with_the_latest_member() -> None:
 
 def refused() -> list[str]:
     said = []
+    replicated = DistributedDataParallel(torch.nn.Linear(1, 1))
     with slow_link(1e-3):
-        try:
-            functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
-        except NotImplementedError as error:
-            said.append(str(error))
+        for call in (
+            lambda: functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD),
+            lambda: replicated(torch.ones(1, 1)),
+        ):
+            try:
+                call()
+            except NotImplementedError as error:
+                said.append(str(error))
+    replicated(torch.ones(1, 1)).sum().backward()  # outside, it works as before
     with slow_link(1e-3) if dist.get_rank() == 0 else nullcontext():
         try:
             dist.all_reduce(torch.ones(1))
@@ -160,7 +167,8 @@ def refused() -> list[str]:
 def test_what_it_cannot_delay_is_refused() -> None:
     first, second = tplab.launch(refused, 2, backend="gloo")
     assert "starts it from C++" in second[0]
-    assert "rank 1 has entered all_reduce #1 outside of slow_link" in first[1]
+    assert "DistributedDataParallel" in second[1]
+    assert "rank 1 has entered all_reduce" in first[2]
 
 
 def traced() -> tuple[RankTrace, Record, str]:
