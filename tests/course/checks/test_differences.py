@@ -105,7 +105,7 @@ def calls(*kinds: str, waited: bool = True, group: tuple[int, ...] = (0, 1)) -> 
         (INFINITE.clone(), INFINITE, None, ""),  # infinities are close only to themselves
         (INFINITE + torch.tensor([0.0, 1e-3, 0.0]), INFINITE, "value", ""),  # the infinity is right
         (FINITE + 1, INFINITE, "value", ""),
-        (-INFINITE, INFINITE, "nan", ""),
+        (INFINITE * torch.tensor([-1.0, 1.0, -1.0]), INFINITE, "nan", ""),
         (INFINITE + torch.tensor([0.0, float("inf"), 0.0]), INFINITE, "nan", "1 of 3"),  # only wrong ones are counted
         (10**12 + 1, 10**12, "value", ""),
         (4096, 4100, "value", "got 4,096, expected 4,100: 4 too low"),

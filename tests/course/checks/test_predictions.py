@@ -39,6 +39,7 @@ def test_a_right_prediction_is_told_why_and_a_wrong_one_gets_advice_and_not_the_
     assert "You counted elements." in repr(predict("90.a", calls=1, bytes=12))
     assert "You counted elements." in repr(predict("90.a", calls="1", bytes="24/2")), "the number as text"
     assert "How many calls" in repr(predict("90.a", calls=1, bytes=13)), "the question again"
+    assert "not yet right: calls" in repr(predict("90.a", calls=True, bytes=96))
 
 
 def test_the_answer_is_there_after_three_different_tries() -> None:

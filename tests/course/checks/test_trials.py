@@ -56,13 +56,12 @@ def total(x):
 SOURCES = {"90.81": inspect.getsource(total), "90.82": inspect.getsource(more)}
 
 
-def the_trial() -> OnRanks:
-    return OnRanks(
-        cases=[Case()], draw=lambda case, generator, size: [random_tensor(generator, 9) for _ in range(size)],
-        give=lambda case, xs, place: xs[place.index], run=lambda answer, case, x, group: {"out": answer(x)},
-        right=lambda case, xs, place: {"out": torch.stack(xs).sum(0)}, terms=lambda case, xs, size: {"x": xs},
-        world_sizes=(4, 2), without=(Twin.BFLOAT16,),
-    )  # fmt: skip
+SUM = OnRanks(
+    cases=[Case()], draw=lambda case, generator, size: [random_tensor(generator, 9) for _ in range(size)],
+    give=lambda case, xs, place: xs[place.index], run=lambda answer, case, x, group: {"out": answer(x)},
+    right=lambda case, xs, place: {"out": torch.stack(xs).sum(0)}, terms=lambda case, xs, size: {"x": xs},
+    world_sizes=(4, 2), without=(Twin.BFLOAT16,),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +77,7 @@ def exercise_90(chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(trials, "table", lambda section: tables(path)[section])
     for module in (trials, alone):
         monkeypatch.setattr(module, "reference_answers", reference_answers)
-    exercise("90.81", "Add", takes=["total"], trials=[the_trial()], passed="It adds.")
+    exercise("90.81", "Add", takes=["total"], trials=[SUM], passed="It adds.")
 
 
 def test_what_an_answer_prints_stands_below_its_case(capsys):
