@@ -12,7 +12,7 @@ from tplab.course.checks import predictions
 
 @pytest.fixture
 def chapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """An empty `tplab.course.exercises.ch90`; put PREDICTIONS and SYMPTOMS into it."""
+    """An empty `tplab.course.exercises.ch90`; put PREDICTIONS into it."""
     module = ModuleType("tplab.course.exercises.ch90")
     monkeypatch.setitem(sys.modules, "tplab.course.exercises.ch90", module)
     monkeypatch.setattr(predictions, "_tried", {})

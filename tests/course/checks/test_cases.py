@@ -57,19 +57,6 @@ def test_an_answer_that_fails_only_when_cases_follow_one_another_is_refused():
     assert failure.question == twins.question(Twin.BETWEEN)
 
 
-def test_what_is_expected_may_depend_on_what_the_group_observed():
-    seen = []
-
-    def drawn_by_ranks(case, problem, place):
-        seen.append((place.ranks, [observed["out"].tolist() for observed in place.observed]))
-        return {"out": place.observed[place.index]["out"]}
-
-    trial = replace(SUM, cases=[Length(n=1, groups=GROUPS)], right=drawn_by_ranks, world_sizes=[4])
-    exercise("90.78", "anything", takes=["anything"], trials=[trial], passed="")
-    check("90.78", lambda x, group: 0 * x[:1] + dist.get_rank())
-    assert seen == [((0, 2), [[0], [2]]), ((1, 3), [[1], [3]])] * 2
-
-
 def test_a_new_group_in_each_call_is_noticed():
     def answer(x, group):
         dist.new_group()

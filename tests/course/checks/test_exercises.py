@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from tests.course.checks import refused
-from tests.course.checks.test_cases import SUM, Length, total
+from tests.course.checks.test_cases import SUM, total
 from tplab.course.checks.cases import Case, random_tensor
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.checks.trials import exercise
 from tplab.course.checks.twins import Twin
 from tplab.course.notebooks.mistakes import shared
 
@@ -32,19 +32,19 @@ def cut_from_the_graph_on_rank_1(x, group):
     return out if dist.get_rank() == 0 else out.detach()
 
 
-WRONG = [
-    (returns_nothing_on_rank_1, shared("malformed"), ["out  rank 1", "dx, backward traffic: not run"]),
-    (cut_from_the_graph_on_rank_1, shared("no gradient"), ["dx", "rank 1", "another rank is cut off"]),
-]
-
-
-@pytest.mark.parametrize(("answer", "question", "says"), WRONG, ids=[answer.__name__ for answer, _, _ in WRONG])
+@pytest.mark.parametrize(
+    ("answer", "question", "says"),
+    [
+        (returns_nothing_on_rank_1, "malformed", ["out  rank 1", "dx, backward traffic: not run"]),
+        (cut_from_the_graph_on_rank_1, "no gradient", ["dx", "rank 1", "another rank is cut off"]),
+    ],
+)
 def test_a_wrong_answer_is_caught_and_explained(answer, question, says) -> None:
     failure = refused("90.1", answer)
     told = " ".join(str(failure).split())
     for text in ("Exercise 90.1, p = ", *says):
         assert " ".join(text.split()) in told, str(failure)
-    assert failure.question == question
+    assert failure.question == shared(question)
     assert "tplab/course/" not in told
 
 
@@ -54,22 +54,11 @@ def test_the_verdict_says_what_was_tried_and_what_comes_next() -> None:
     # 5 observations on 7 ranks; at p = 2 and at p = 4, one all-reduce of 3 float64 elements
     assert verdict.tried == "3 cases on 1, 2 and 4 ranks, 35 results compared, 2 messages of 48 bytes in all."
     assert verdict.after == ("Next: exercise 90.2, in this process.",)
-    assert all(text in verdict._repr_html_() for text in (verdict.tried, *verdict.after))
 
 
-def test_only_the_failing_case_itself_is_called_right_at_other_world_sizes() -> None:
-    trial = OnRanks(
-        cases=[Length(), Length(n=5)], run=lambda answer, case, given, group: {"out": answer(case.n == 5)},
-        right=lambda case, problem, place: {"out": 1}, world_sizes=(1, 2), without=set(Twin),
-    )  # fmt: skip
-    exercise("90.11", "a number", takes=["answer"], trials=[trial], passed="")
-    assert (
-        refused("90.11", lambda special: 1 - special).headline == "Exercise 90.11, p = 1, <lambda> of 5 numbers: wrong."
-    )
-    failure = refused("90.11", lambda special: 0 if special and dist.get_world_size() == 2 else 1)
-    assert "p = 2, <lambda> of 5 numbers: wrong on every rank (right at p = 1)." in failure.headline
-    failure = refused("90.11", lambda special: 1 // (not special or dist.get_world_size() == 1))
-    assert "(right at p = 1)." in failure.headline
+def test_a_failure_at_one_world_size_says_where_the_answer_is_right() -> None:
+    failure = refused("90.1", lambda x, group: total(x, group) * (1 + (dist.get_world_size() == 2)))
+    assert failure.headline.endswith("wrong scale on every rank (right at p = 1).")
 
 
 @pytest.mark.parametrize("number", ["90.1", "89.2"])
@@ -94,18 +83,13 @@ LOCAL = Alone(
 exercise("90.2", "in this process", takes=["answer"], trials=[LOCAL], passed="")
 
 
-def not_implemented(number):
-    raise NotImplementedError("not for odd numbers")
-
-
 @pytest.mark.parametrize(
     ("answer", "headline", "report"),
     [
         (lambda number: number / 0, "square(3) raised ZeroDivisionError", "number / 0"),
-        (not_implemented, "square(3) raised NotImplementedError", "not for odd numbers"),
         (lambda number: sys.exit(number), "your code raised SystemExit", "sys.exit(number)"),
     ],
-    ids=["an error", "no stub, though it looks like one", "the end of the program"],
+    ids=["an error", "the end of the program"],
 )
 def test_an_exception_in_this_process_is_a_failure_that_shows_the_learners_lines_only(answer, headline, report) -> None:
     failure = refused("90.2", answer)
@@ -136,10 +120,9 @@ def test_a_check_works_while_autograd_is_off() -> None:
     assert check("90.2", lambda number: number**2).compared == "Right: value, autograd."
 
 
-@pytest.mark.parametrize("answers", [(), (abs, abs)])
-def test_as_many_answers_as_the_check_takes(answers: tuple) -> None:
-    with pytest.raises(TypeError, match=f"exercise 90.2 takes answer, but you passed {len(answers)} answers"):
-        check("90.2", *answers)
+def test_as_many_answers_as_the_check_takes() -> None:
+    with pytest.raises(TypeError, match="exercise 90.2 takes answer, but you passed 2 answers"):
+        check("90.2", abs, abs)
 
 
 def test_a_check_that_compares_nothing_is_refused() -> None:
@@ -148,7 +131,7 @@ def test_a_check_that_compares_nothing_is_refused() -> None:
         check("90.3", total)
 
 
-@pytest.mark.parametrize("number", ["89.1", "90.77", "x", ""])
+@pytest.mark.parametrize("number", ["89.1", "90.77", "x"])
 def test_an_unknown_number_is_refused(number) -> None:
     with pytest.raises(ValueError, match="there is no"):
         check(number, total)

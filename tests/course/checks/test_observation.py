@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tplab.course.checks.describe import Foreign
 from tplab.course.checks.observation import Changed, Snapshot, observe, portable
-from tplab.course.feedback.tracebacks import HOUSE, readable_report, readable_traceback
+from tplab.course.feedback.tracebacks import HOUSE, readable_report
 
 
 class Reuses(torch.autograd.Function):
@@ -39,9 +39,7 @@ def test_the_gradient_is_that_of_the_sum_and_expanded_and_an_output_is_noted_bef
         torch.randn(3, 4).T,
         torch.randn(4, 6)[:, ::2],
         torch.randn(3, 1).expand(3, 5),
-        torch.randn(2, 3, 4).transpose(0, 2),
         torch.randn(0, 3),
-        torch.tensor(2.0),
     ],
 )
 def test_inputs_arrive_with_their_values_and_strides(x) -> None:
@@ -105,12 +103,3 @@ rank 0 never joined all_reduce #1 ([1, 1, 1, 1] uint8, min); rank 1 is waiting i
         "ValueError: no",
         "    rank 1: has returned from your code",
     ]
-
-
-def test_a_traceback_has_no_frame_of_torch() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.nn.Linear(2, 3)(torch.ones(4, 5))
-    told = readable_traceback(caught.value)
-    assert "torch.nn.Linear(2, 3)(torch.ones(4, 5))" in told
-    assert "site-packages" not in told
-    assert "cannot be multiplied" in told

@@ -3,9 +3,7 @@
 import pytest
 
 import tplab.tensor.linear
-from tests.chapter_runner import load_chapter_namespace
-from tests.course.test_chapters import EXERCISES
-from tplab.course.checks.exercises import check, registered
+from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.own_functions import tplabs_own
 from tplab.course.checks.trials import exercise
@@ -62,10 +60,3 @@ def test_the_verdict_says_so():
         in check("90.81", Theirs).note
     )
     assert check("90.81", len).note == "Good."
-
-
-@pytest.mark.parametrize("number", EXERCISES)
-def test_no_reference_answer_is_taken_for_one(number):
-    namespace = load_chapter_namespace(number, {})
-    own = [value for value in namespace.values() if getattr(value, "__module__", "") == "__main__" and callable(value)]
-    assert tplabs_own(own, registered(number).theirs) == ""

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks.predictions import Prediction, Symptoms, predict, symptoms
+from tplab.course.checks.predictions import Prediction, predict
 
 ANSWER = {"kind": "all_reduce", "shape": (2, 4), "time": 0.5, "same": True, "bias": 4}
 
@@ -20,10 +20,7 @@ def questions(chapter: ModuleType) -> None:
             question="How many calls, and how many bytes?",
             answer={"calls": 1, "bytes": 96},
             why="One all-reduce of 12 doubles.",
-            wrong={("bytes", 12): "You counted elements.", "calls": "Count the arrows <between> ranks."},
-        ),
-        "90.c": Prediction(
-            "How long is `bias`?", {"bias": (4,)}, "As long as `out`.", {"bias": "Is `b <i>` one number per output?"}
+            wrong={("bytes", 12): "You counted elements."},
         ),
         "90.b": Prediction(
             "Which?", {"kind": "all_reduce", "shape": (2, 4), "time": 0.5, "same": True, "bias": (4,)}, "Since."
@@ -35,7 +32,6 @@ def test_dots_ask_for_a_prediction() -> None:
     for reply in (predict("90.a", calls=..., bytes=...), predict("90.a", calls=1, bytes=...), predict("90.a", calls=1)):
         assert "Replace the dots" in repr(reply)
         assert "96" not in repr(reply)
-    assert "for bytes, and then" in repr(predict("90.a", calls=1, bytes=...))
 
 
 def test_a_right_prediction_is_told_why_and_a_wrong_one_gets_advice_and_not_the_answer() -> None:
@@ -43,6 +39,7 @@ def test_a_right_prediction_is_told_why_and_a_wrong_one_gets_advice_and_not_the_
     assert "You counted elements." in repr(predict("90.a", calls=1, bytes=12))
     assert "You counted elements." in repr(predict("90.a", calls="1", bytes="24/2")), "the number as text"
     assert "How many calls" in repr(predict("90.a", calls=1, bytes=13)), "the question again"
+    assert "not yet right: calls" in repr(predict("90.a", calls=True, bytes=96))
 
 
 def test_the_answer_is_there_after_three_different_tries() -> None:
@@ -54,12 +51,6 @@ def test_the_answer_is_there_after_three_different_tries() -> None:
     assert "<details>" in reply._repr_html_()
 
 
-def test_code_between_backticks_is_code_in_the_box_and_plain_in_text() -> None:
-    for reply in (predict("90.c", bias=...), predict("90.c", bias=4), *(predict("90.c", bias=n) for n in (5, 6, 7))):
-        assert "`" not in repr(reply) + reply._repr_html_()
-    assert "<code>b &lt;i&gt;</code>" in predict("90.c", bias=5)._repr_html_()
-
-
 RIGHT_AND_WRONG = {
     "kind": (
         [" ALL_reduce ", "All-reduce", "all reduce", "dist.all_reduce", dist.all_reduce],
@@ -67,18 +58,8 @@ RIGHT_AND_WRONG = {
     ),
     "shape": ([[2, 4], ("2", "4"), torch.tensor([2, 4])], [(4, 2), 8, ("2", "3"), torch.tensor([4, 2])]),
     "time": (
-        [
-            0.501,
-            [0.5],
-            "1/2",
-            " 2 / 4 ",
-            "0.5",
-            Fraction(1, 2),
-            torch.tensor(0.5),
-            torch.tensor([0.5]),
-            np.float32(0.5),
-        ],
-        [0.52, (0.4,), [0.5, 0.5], "1/3", "1/0", "half", Fraction(1, 3), torch.tensor(0.4)],
+        [0.501, [0.5], " 2 / 4 ", Fraction(1, 2), torch.tensor([0.5]), np.float32(0.5)],
+        [0.52, (0.4,), [0.5, 0.5], "1/0", "half", torch.tensor(0.4)],
     ),
     "same": ([True, torch.tensor(True)], [1, None, "1", torch.tensor(1)]),
     "bias": ([4, (4,), [4]], [5, True]),  # the size of a vector may be written without brackets
@@ -97,16 +78,3 @@ def test_an_unknown_field_or_number_is_named() -> None:
         predict("90.a", byte=96)
     with pytest.raises(ValueError, match=r"no prediction '90\.z'"):
         predict("90.z", calls=1)
-
-
-# The table of symptoms
-
-
-def test_the_table_has_a_row_for_each_symptom(chapter: ModuleType) -> None:
-    rows = ("dx is p times too large", "g reduces backward too", "90.1"), ("a long line " * 6, "x < y", "")
-    chapter.SYMPTOMS = Symptoms(rows)
-    text, html = repr(symptoms(90)), symptoms("90")._repr_html_()
-    assert "dx is p times too large g reduces backward too 90.1" in " ".join(text.split())
-    assert max(map(len, text.splitlines())) <= 100
-    assert html.count("<tr>") == 3
-    assert "x &lt; y" in html

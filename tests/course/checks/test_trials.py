@@ -11,7 +11,6 @@ import torch.distributed as dist
 from tests.course.checks import refused
 from tplab.course.checks import trials
 from tplab.course.checks.cases import Case, random_tensor
-from tplab.course.checks.choose import about_report
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms import alone
 from tplab.course.checks.forms.alone import Alone, Call, one
@@ -30,16 +29,6 @@ TABLE = """
 
 ### Is one added?
 - one more: `return y` → `return y + 1`
-
-### Who waits for whom?
-- when stuck
-
-### Which rank is missing from the group?
-- when case of 2 ranks and report not part of group
-
-### Which call doesn't pass its group?
-- when in groups
-- when case crashes and crash
 
 ### [between two other calls]
 - never ends beside an answer: `return y` → `raise KeyError("a known mistake that ends in an error")`
@@ -67,13 +56,12 @@ def total(x):
 SOURCES = {"90.81": inspect.getsource(total), "90.82": inspect.getsource(more)}
 
 
-def the_trial() -> OnRanks:
-    return OnRanks(
-        cases=[Case()], draw=lambda case, generator, size: [random_tensor(generator, 9) for _ in range(size)],
-        give=lambda case, xs, place: xs[place.index], run=lambda answer, case, x, group: {"out": answer(x)},
-        right=lambda case, xs, place: {"out": torch.stack(xs).sum(0)}, terms=lambda case, xs, size: {"x": xs},
-        world_sizes=(4, 2), without=(Twin.BFLOAT16,),
-    )  # fmt: skip
+SUM = OnRanks(
+    cases=[Case()], draw=lambda case, generator, size: [random_tensor(generator, 9) for _ in range(size)],
+    give=lambda case, xs, place: xs[place.index], run=lambda answer, case, x, group: {"out": answer(x)},
+    right=lambda case, xs, place: {"out": torch.stack(xs).sum(0)}, terms=lambda case, xs, size: {"x": xs},
+    world_sizes=(4, 2), without=(Twin.BFLOAT16,),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +77,7 @@ def exercise_90(chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(trials, "table", lambda section: tables(path)[section])
     for module in (trials, alone):
         monkeypatch.setattr(module, "reference_answers", reference_answers)
-    exercise("90.81", "Add", takes=["total"], trials=[the_trial()], passed="It adds.")
+    exercise("90.81", "Add", takes=["total"], trials=[SUM], passed="It adds.")
 
 
 def test_what_an_answer_prints_stands_below_its_case(capsys):
@@ -125,42 +113,3 @@ def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
     )  # fmt: skip
     exercise("90.82", "Add one", takes=["more"], trials=[trial], passed="It adds.")
     assert refused("90.82", lambda x: x + 2).question == "Is that two more?"
-
-
-@pytest.mark.parametrize(
-    ("shows", "report"), [("5 -> 6", "5 -> 6"), (lambda seen: f"5 -> {seen[0]['next']}", "5 -> 7")]
-)
-def test_a_call_that_is_not_about_ranks_shows_no_number_of_ranks(shows, report):
-    trial = Alone(
-        calls=lambda generator: [Call(5, "the successor of 5", shows=shows)],
-        run=lambda answer, call: one({"next": answer(call.given)}),
-        right=lambda call: one({"next": 6}),
-    )  # fmt: skip
-    exercise("90.82", "Add one", takes=["more"], trials=[trial], passed="It adds.")
-    verdict = check("90.82", lambda x: x + 1)
-    assert verdict.compared == "Right: next."
-    assert "rank" not in verdict.tried
-    failure = refused("90.82", lambda x: x + 2)
-    assert failure.headline == "Exercise 90.82, the successor of 5: wrong."
-    assert failure.report == report
-
-
-MISSING, DROPPED = "Which rank is missing from the group?", "Which call doesn't pass its group?"
-
-
-@pytest.mark.parametrize(
-    ("report", "ended", "note", "in_groups", "asked"),
-    [
-        ("0 is not part of group", "crash", "a group of 2 ranks", True, MISSING),
-        ("0 is not part of group", "late", "a group of 2 ranks", True, MISSING),
-        ("0 is not part of group", "crash", "a group of 4 ranks", True, DROPPED),
-        ("", "late", "a group of 4 ranks", True, ""),
-        ("", "crash", "what crashes", False, DROPPED),
-        ("", "stuck", "what crashes", False, "Who waits for whom?"),
-        ("", "late", "what crashes", False, ""),
-        ("", "crash", "", False, ""),
-    ],
-)
-def test_a_question_about_a_failed_run_may_depend_on_the_case_and_on_its_groups(report, ended, note, in_groups, asked):
-    own = the_trial().table("90.81")
-    assert about_report(own, report, ended, note=note, in_groups=in_groups) == asked

@@ -28,27 +28,16 @@ def test_every_command_says_what_it_is_for(capsys):
 MISUSES = {
     "check 17": "There is no chapter 17. There are: 90.",
     "check --exercise 90.99": "There is no exercise 90.99 in chapter",
-    "check --exercise x": "tplab check --exercise 4.2",
     "check 4 --exercise 90.1": "Give either chapters or one exercise",
     "check 90 --notebook nowhere.ipynb": "There is no file nowhere.ipynb.",
-    "check 90 --notebook .": "can't be read",
     "check --notebook mine.ipynb": "Say which chapter mine.ipynb is",
-    "check all --notebook 90_mine.ipynb": "Say which chapter",
     "hint 90.9": "There are: 90.1, 90.2, 90.3.",
-    "hint 17.1": "There is no chapter 17. There are: 90.",
     "hint 90": "tplab hint 4.2",
-    "hint 90.a": "There is no exercise '90.a'.",
     "solution 90.9 --yes": "There are: 90.1, 90.2, 90.3.",
-    "solution 17.1 --yes": "There are: 90.",
-    "solution 90.a --yes": "tplab solution 4.2",
     "reset --yes": "tplab reset 4, or tplab reset --exercise 4.2",
     "reset 90 --exercise 90.1 --yes": "Say what to begin anew",
-    "reset 17 --yes": "There are: 90.",
     "reset --exercise 90.9 --yes": "no exercise 90.9",
-    "reset --exercise four --yes": "tplab reset --exercise 4.2",
     "grade nowhere": "no folder nowhere",
-    "grade empty": "is empty",
-    "grade class --chapter 17": "There is no chapter 17. There are: 90.",
     "grade class --out class": "--out",
     "grade class --out other": "--out",
     "grade class --out class/a.ipynb": "--out",
@@ -59,7 +48,7 @@ MISUSES = {
 
 def test_misuse_is_told_in_a_sentence_and_changes_no_file(root, monkeypatch, capsys):
     monkeypatch.chdir(root)
-    for name in ("empty", "other", "class"):
+    for name in ("other", "class"):
         (root / name).mkdir()
     (root / "other" / "thesis.txt").touch()
     shutil.copy(root / "chapters" / "90_tiny.ipynb", root / "class" / "a.ipynb")

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,14 +28,8 @@ BAD, NOTE, FINE = "to mend", "!", ""
         ("PyTorch", {"torch_error": "No module named 'torch'", "gloo": False}, BAD, ("No module named", "make lab")),
         ("PyTorch", {"torch": "2.4.1", "fits": False}, BAD, ("2.4.1", ">=2.12")),
         ("PyTorch", {"gloo": False}, BAD, ("without gloo",)),
-        ("GPUs", {"gpus": ["H100", "H100"]}, NOTE, ("NCCL", "H100, H100")),
-        ("GPUs", {"gpus": ["H100"], "nccl": True}, FINE, ("H100",)),
         ("GPUs", {"unseen": ["L4"], "complaint": "The driver is too old"}, NOTE, ("L4", "The driver is too old")),
-        ("GPUs", {"unseen": ["L4"], "visible": "", "complaint": "x"}, NOTE, ("''", "unset CUDA_VISIBLE_DEVICES")),
-        ("notebooks", {"kernel": "/usr/bin/python"}, NOTE, ("/usr/bin/python", "ipykernel install")),
         ("memory", {"memory": 0.3}, BAD, ("0.3 GB", "Shut Down All Kernels")),
-        ("shared memory", {"shared": 0.064}, NOTE, ("0.06 GB", "--shm-size=1g")),
-        ("disk", {"disk": 0.5}, NOTE, ("0.5 GB", "here")),
         ("loopback", {"loopback": "Network is unreachable"}, BAD, ("Network is unreachable", "ip link set lo up")),
         ("ranks", {"ranks": "rank 1 died\nfor a reason"}, BAD, ("rank 1 died", "for a reason")),
         ("chapters", {"newer": "04_linear"}, NOTE, ("04_linear", "tplab update")),
@@ -54,8 +47,7 @@ def test_a_fault_is_named_with_its_remedy_and_what_is_bad_decides_the_exit_code(
     said = " ".join(out.split())
     assert [word for word in words if word not in said] == []
     assert (f"1 to mend: {what}." in said) == (state == BAD)
-    assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✗", "!")] == [what.split()[0]] * bool(state)
-    assert ("→" in said) == bool(state)
+    assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✗", "!")] == [what] * bool(state)
 
 
 def test_a_containers_limit_is_the_memory_there_is(tmp_path):
@@ -77,15 +69,6 @@ def test_an_import_that_crashes_or_hangs_does_not_end_the_doctor(monkeypatch):
     monkeypatch.setattr(doctor, "PATIENCE", 1)
     with pytest.raises(RuntimeError, match="no answer after 1 seconds"):
         doctor.ask("import time; time.sleep(600)")
-
-
-def test_nvidia_smi_that_fails_is_as_none(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    program = tmp_path / "nvidia-smi"
-    for script, found in (("echo broken; exit 1", []), ("kill -9 $$", []), ('echo "NVIDIA L4"', ["NVIDIA L4"])):
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        assert doctor.gpus_on_machine() == found
 
 
 def test_a_launch_that_fails_or_adds_up_wrong_is_told(monkeypatch, capsys):

@@ -30,7 +30,7 @@ def run(*arguments: str) -> None:
 def test_it_starts_jupyterlab_on_loopback_with_the_course_and_the_options_of_the_learner(root, started, monkeypatch):
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/their/own")
     more = ["--no-browser", "--port=9000", "--ServerApp.port_retries=0", "--collaborative"]
-    run(more[0], "--root", str(root), *more[1:])
+    run("90", more[0], "--root", str(root), *more[1:])
     program, arguments, environment, folder = started[0]
     assert program == arguments[0] == sys.executable
     assert arguments[1:3] == ["-m", "jupyterlab"]
@@ -43,14 +43,6 @@ def test_it_starts_jupyterlab_on_loopback_with_the_course_and_the_options_of_the
     page = json.loads(Path(ours, "labconfig", "page_config.json").read_text())
     assert page["disabledExtensions"] == {"@jupyterlab/apputils-extension:announcements": True}
     json.loads(Path(ours, "labconfig", "default_setting_overrides.json").read_text())
-
-
-def test_the_index_is_what_opens_where_there_is_one(root, started):
-    (root / "chapters" / "index.ipynb").write_text("{}")
-    run("--root", str(root))
-    assert "--LabApp.default_url=/lab/tree/index.ipynb" in started[0][1]
-    run("90", "--root", str(root))
-    assert "--LabApp.default_url=/lab/tree/90_tiny.ipynb" in started[1][1]
 
 
 @pytest.mark.parametrize(("terminal", "answer"), [(True, "y"), (True, "n"), (False, "")])

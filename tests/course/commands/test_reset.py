@@ -112,19 +112,8 @@ def test_a_course_that_does_not_fit_together_is_refused(root, path, learner, cap
     tiny.write(root, tiny.source(2))
     assert run(root, "90", "--yes") == 2
     assert "tplab build" in capsys.readouterr().err
-    (root / "solutions" / "90_tiny.py").unlink()
-    assert run(root, "90", "--yes") == 2
-    assert "git pull" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert kept(root) == []
-
-
-def test_without_anyone_to_ask_nothing_is_reset(root, learner, path, monkeypatch, capsys):
-    before = path.read_bytes()
-    monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: False, raising=False)
-    assert run(root, "90") == 2
-    assert "add --yes" in " ".join(capsys.readouterr().err.split())
-    assert path.read_bytes() == before
 
 
 # An exercise

@@ -12,22 +12,6 @@ def failure() -> CheckFailed:
         rows=[("dx", "rank 1", "exactly 2 times the right one (p = 2)"), ("backward traffic", "every rank", "a < b")],
         right=["out", "dW"],
         question="Who adds up?",
-        footnote="The same inputs again: ...",
-    )
-
-
-def test_the_text_of_a_failure_reads_from_the_symptom_to_the_question() -> None:
-    assert str(failure()) == (
-        "Exercise 4.2, p = 2: wrong on rank 1 (right at p = 1).\n"
-        "\n"
-        "  dx                rank 1      exactly 2 times the right one (p = 2)\n"
-        "  backward traffic  every rank  a < b\n"
-        "\n"
-        "Right: out, dW.\n"
-        "\n"
-        "Think: Who adds up?\n"
-        "\n"
-        "The same inputs again: ..."
     )
 
 
