@@ -57,6 +57,13 @@ def test_source_keeps_the_rules_and_notebooks_fit_it(number):
     assert stale(chapter(number), ROOT) == [], "run `make notebooks`"
 
 
+@pytest.mark.parametrize("folder", ["chapters", "solutions"])
+def test_notebooks_have_less_than_a_megabyte(folder):
+    """GitHub doesn't show larger ones."""
+    sizes = {path.name: path.stat().st_size for path in (ROOT / folder).glob("*.ipynb")}
+    assert {name: size for name, size in sizes.items() if size > 1_000_000} == {}, "draw smaller pictures or print less"
+
+
 def test_no_chapter_launches_more_ranks_than_the_choice_of_the_device_assumes():
     paths = [*(ROOT / "solutions").glob("*.py"), *(ROOT / "tplab" / "course" / "exercises").rglob("*.py")]
     launches = r"\blaunch\(\w+, *(\d+)|^# %%ranks +(\d+)|^%%ranks +(\d+)"
@@ -73,6 +80,14 @@ def test_checks_and_predictions_are_those_of_the_source(number):
         exercise: task.attributes["title"] for exercise, task in exercises.items()
     }
     assert {exercise for _, _, exercise in symptoms(number).rows} - {""} <= set(EXERCISES)
+
+
+def test_the_list_of_chapters_uses_the_titles_of_the_chapters():
+    """tests/course/notebooks/test_index.py compares the index with the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = {stem: title for title, stem in re.findall(r"\| \[(.+?)\]\(chapters/(\w+)\.ipynb\) \|", text)}
+    headings = {stem: chapter(number_of(stem)).cells[0].text.splitlines()[0] for stem in STEMS}
+    assert listed == {stem: re.sub(r"# (\d\d · )?", "", heading) for stem, heading in headings.items()}
 
 
 @pytest.mark.parametrize("stem", STEMS)

@@ -68,3 +68,11 @@ def test_this_pythons_commands_and_kernel_come_first():
 def test_make_lab_is_this_command(tmp_path):
     said = make("-n", "-o", f"{tmp_path}/.installed", "lab", f"VENV={tmp_path}", "LAB_ARGS=4 --port=9000").stdout
     assert said.strip() == f"exec {tmp_path}/bin/python -m tplab lab 4 --port=9000"
+
+
+def test_the_index_is_what_opens_where_there_is_one(root, started):
+    (root / "chapters" / "index.ipynb").write_text("{}")
+    run("--root", str(root))
+    assert "--LabApp.default_url=/lab/tree/index.ipynb" in started[0][1]
+    run("90", "--root", str(root))
+    assert "--LabApp.default_url=/lab/tree/90_tiny.ipynb" in started[1][1]

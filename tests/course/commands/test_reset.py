@@ -167,3 +167,11 @@ def test_exercise_comes_back_whatever_became_of_its_cells(spoil, root, path, fir
         source for source in pristine if "double_1(x)" not in source
     ]
     assert "mine = 3" in sources
+
+
+def test_without_anyone_to_ask_nothing_is_reset(root, learner, path, monkeypatch, capsys):
+    before = path.read_bytes()
+    monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: False, raising=False)
+    assert run(root, "90") == 2
+    assert "add --yes" in " ".join(capsys.readouterr().err.split())
+    assert path.read_bytes() == before
