@@ -19,7 +19,6 @@ With "switch", NVLink's switch does the additions (see `Link.switch`), so for ma
 as much as in a ring. "fastest" is the ring or the switch, whichever takes less time.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 from tplab.collectives.by_hand import tree_depth
@@ -71,16 +70,6 @@ def send(link: Link, size: float, p: int = 2) -> float:
     """Return the time in seconds of a message of `size` bytes, or 0 if p is 1, because a single rank sends nothing."""
     _check(size, p)
     return link.seconds(size) if p > 1 else 0.0
-
-
-COLLECTIVES: dict[str, Callable[[Link, float, int], float]] = {
-    "all_reduce": all_reduce,
-    "all_gather": all_gather,
-    "reduce_scatter": reduce_scatter,
-    "broadcast": broadcast,
-    "all_to_all": all_to_all,
-    "send": send,
-}
 
 
 def _check(size: float, p: int) -> None:

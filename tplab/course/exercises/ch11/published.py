@@ -74,37 +74,6 @@ NARAYANAN_TABLE_1 = tuple(map(_narayanan, _TABLE_1))
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """A row of a weak-scaling table for DGX-2H servers. The model grows with the number of GPUs that share it."""
-
-    parameters: float
-    config: GPTConfig
-    tp: int
-    efficiency: float  # with tensor parallelism, one replica, and batch size 8
-    with_data_parallel: float  # with 64 replicas and batch size 512
-
-
-# Shoeybi et al. 2019, "Megatron-LM", table 1 and figure 5, measured on V100s in DGX-2H servers with batch size 8 per
-# replica and recomputed activations. The run on one GPU reaches 39 TFLOP/s, and the efficiency of the other runs is
-# their FLOP/s per GPU relative to that.
-SHOEYBI_FIGURE_5 = (
-    Scaling(1.2e9, gpt(40, 1536, 16, 1024), 1, 1.00, 0.96),
-    Scaling(2.5e9, gpt(54, 1920, 20, 1024), 2, 0.95, 0.83),
-    Scaling(4.2e9, gpt(64, 2304, 24, 1024), 4, 0.82, 0.79),
-    Scaling(8.3e9, gpt(72, 3072, 32, 1024), 8, 0.77, 0.74),
-)
-SHOEYBI_TFLOPS = 39.0
-
-# Table 8 of the same paper: the speedup of the first row's model (1.2 billion parameters, batch size 8) on this number
-# of GPUs.
-SHOEYBI_TABLE_8 = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}
-
-# Shoeybi et al. 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: the model with 1.2 billion
-# parameters on one GPU of a DGX-2H, after a year of software optimizations.
-MEGATRON_V1_TFLOPS = 62.4
-
-
-@dataclass(frozen=True)
 class LayerRow:
     """The milliseconds that a layer of the 22-billion-parameter model takes, with micro-batch size 4 and tp = 8."""
 
