@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.capstone.small import SMALL
 from tplab import launch, record
 from tplab.capstone.training import meter as meters
 from tplab.capstone.training.log import Log, read_log, steps_of
-from tplab.capstone.training.meter import Clock, Figures
+from tplab.capstone.training.meter import Clock, Figures, Meter
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step_summary import StepSummary, summarize
 from tplab.capstone.training.stopping import stop_file, stops_on_signal
@@ -34,6 +35,19 @@ def test_what_lies_between_steps_does_not_count(monkeypatch):
     clock.go_on()  # 100, after a checkpoint
     clock.count()
     assert clock.mean() == 4.0  # 104
+
+
+def test_on_a_gpu_the_share_is_that_of_the_newest_step_that_has_ended(monkeypatch):
+    steps = [Mock(is_over=False, share=share) for share in (0.1, 0.2, 0.3)]
+    monkeypatch.setattr(meters, "StreamWaits", iter(steps).__next__)
+    meter, found = Meter(torch.device("cuda", 0)), []
+    for ended in (0, 2, 2):  # while steps 1 to 3 are handed out
+        for step in steps[:ended]:
+            step.is_over = True
+        with meter.step():
+            pass
+        found.append(meter.figures.communication)
+    assert found == [None, 0.2, 0.2]
 
 
 def figures_of(rank: int) -> Figures:

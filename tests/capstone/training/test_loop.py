@@ -31,6 +31,7 @@ from tplab.capstone.training.stopping import stop_file
 from tplab.capstone.training.trainer import Trainer
 from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.model import ParallelGPT
+from tplab.runtime import shared_memory
 
 pytestmark = pytest.mark.timeout(900)  # for all runs on 2, 4 and 8 ranks, on a busy machine
 
@@ -83,6 +84,7 @@ def on_ranks(text: Path) -> dict[str, Any]:
             found |= run_all(cases(text)) | train_all(compiled_runs(text) | {"dropped": dropped(text)})
             found["graphs"] = counters["stats"]["unique_graphs"]
         case 4:
+            found["sharing"] = {tuple(dist.get_process_group_ranks(group)) for group in shared_memory._slots}
             found |= {"in a row": _in_a_row(in_a_row(text)), "twice": _twice(text)}
     return found
 
@@ -133,6 +135,10 @@ def test_losses_and_norms_are_those_of_plain_pytorch(ranks: int, text: Path, exp
         texts.setdefault(kind, set()).update(row["text"] for row in steps_of(rows, "sample"))
     assert all(len(of_kind) <= 1 for of_kind in texts.values()), "every grid writes the same text"
     assert any(texts.values())
+
+
+def test_only_tensor_parallel_groups_share_memory(results):
+    assert [found["sharing"] for found in results[4]] == [{(0, 1)}, {(0, 1)}, {(2, 3)}, {(2, 3)}]
 
 
 # Each run does two steps and saves, and the next one goes on from there.
