@@ -29,11 +29,6 @@ def make(settings, answers=None):
     return build_model(settings, settings.model, mesh=grid, device="cpu", answers=answers), grid
 
 
-def gradients(model):
-    """All gradients. Writing to them changes what an optimizer uses."""
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
 def few_steps(settings, answers=None, count=5):
     """Losses and norms of the first steps."""
     model, grid = make(settings, answers)

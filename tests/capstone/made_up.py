@@ -41,19 +41,16 @@ def step_row(settings: Settings, step: int, loss: float) -> dict[str, Any]:
             "tensors": [31_900_000] * settings.ranks}  # fmt: skip
 
 
-def rows(settings: Settings, steps: int | None = None) -> list[dict[str, Any]]:
-    steps = settings.last_step if steps is None else steps
+def rows(settings: Settings) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [start_row(settings)]
-    for step, loss in enumerate(losses(steps), 1):
-        if step % settings.log_every == 0 or step == steps:
+    for step, loss in enumerate(losses(settings.steps), 1):
+        if step % settings.log_every == 0:
             found.append(step_row(settings, step, loss))
         if step % 20 == 0:
             found.append({"kind": "evaluation", "step": step, "loss": loss + 0.1})
             text = f"def f{step}(x):\n    return x  # \x00 is {NASTY}"
             found.append({"kind": "sample", "step": step, "prompt": "def ", "text": text})
-    if steps == settings.steps:
-        found.append({"kind": "end", "step": steps, "why": "done"})
-    return found
+    return [*found, {"kind": "end", "step": settings.steps, "why": "done"}]
 
 
 def write_run(folder: Path, settings: Settings = SETTINGS, measured: dict[str, Any] | None = None) -> Settings:

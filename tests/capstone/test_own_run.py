@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -11,14 +10,14 @@ from tests import ROOT
 from tests.capstone.small import small, write_text
 from tests.chapter_runner import load_chapter_namespace
 from tplab import launch
-from tplab.capstone import celebration, naive
+from tplab.capstone import naive
 from tplab.capstone.learners_loop import Functions
 from tplab.capstone.own_layers import find_answers
-from tplab.capstone.own_run import Plug, checkpoints_of, losses_of, messages_of, train_own
+from tplab.capstone.own_run import Plug, checkpoints_of, losses_of, train_own
 from tplab.capstone.settings.settings import Settings
 from tplab.runtime import RankError
 
-CHANGES = {"layers": "mine", "tp": 2, "precision": "float32", "steps": 9, "save_every": 2, "sample_tokens": 5}
+CHANGES = {"layers": "mine", "tp": 2, "precision": "float32", "steps": 9, "save_every": 2}
 
 
 @pytest.fixture(scope="module")
@@ -64,28 +63,3 @@ def test_a_checkpoint_in_place_that_is_half_written_stops_the_naive_run(whole):
     assert killed(first, answers, naive.FUNCTIONS, Plug(4, saving=True)) == ["step-000002", "step-000004"]
     with pytest.raises(RankError, match="PytorchStreamReader"):
         launch(train_own, 2, args=(first, answers, naive.FUNCTIONS))
-
-
-def test_every_all_reduce_of_a_micro_batch_belongs_to_a_block(whole):
-    settings, answers, _ = whole
-    size = 4 * settings.micro_batch_size * settings.seq_length  # bytes per column of an activation
-    sent = launch(messages_of, 2, args=(settings, answers))[0]
-    one = [size * settings.hidden_size]
-    assert sent.pop("loss forward") == 3 * [size]
-    assert sent == dict.fromkeys(sent, one)
-    assert set(sent) == {"embedding forward", "attention forward", "MLP forward"} | {
-        f"{part} backward" for part in ("attention", "MLP", "loss")
-    }
-
-
-def test_the_card_is_a_picture_without_any_path_and_is_only_written_for_a_learner(whole, monkeypatch, tmp_path):
-    settings, answers, _ = whole
-    monkeypatch.chdir(tmp_path)
-    made = celebration.card({"p = 1": [3.0, 2.0], "p = 2": [3.0, 2.0]}, settings, answers)
-    root = ElementTree.fromstring(made.svg)
-    said = " ".join(text for text in root.itertext() if text.strip())
-    assert "torchrun --standalone --nproc-per-node 2 train.py" in said
-    assert "loss 3.00 → 2.00" in said
-    assert made.alt in said
-    assert settings.folder not in made.svg
-    assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,8 @@ same ones with gloo on the CPU, in every CI, so that what a GPU test runs has ru
 
     subject         what a case is, and how far apart its results are
     plain           the layers in plain torch
-    layers          cases: operators, linear, MLP, attention, embedding, losses
-    models          cases: a transformer layer, GPTs, dropout, generation, a compiled layer
+    layers          cases: rings, linear, MLP, attention, embedding, losses
+    models          cases: GPTs, dropout, a compiled layer
     implementations backends and devices, and which cases can run on them
     waiting         one rank waits for another
     first_losses    the capstone's

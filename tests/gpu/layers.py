@@ -1,4 +1,4 @@
-"""Cases: operators, linear layers, MLP, attention, embedding, losses."""
+"""Cases: rings, linear layers, MLP, attention, embedding, losses."""
 
 from typing import Any
 
@@ -10,66 +10,24 @@ from torch.nn import functional as F
 from tests.gpu.subject import SINGLE, Case, Place, Tensors, layer, of_weights, shapes_of
 from tplab import plain
 from tplab.collectives.by_hand import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce
-from tplab.sequence.regions import (
-    gather_from_sequence_region,
-    reduce_scatter_to_sequence_region,
-    scatter_to_sequence_region,
-)
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.tensor.mlp import ParallelMLP
-from tplab.tensor.operators import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 
 B, S, H, HEADS, FFN, VOCAB = 2, 8, 64, 8, 128, 150
 X = {"x": (B, S, H)}
 
 
-# Operators: what a rank puts in differs from rank to rank where it is partial, so the sums are over all ranks' numbers
-
-
-def _of_all(place: Place, shape: tuple[int, ...], name: str) -> list[Tensor]:
+def _of_all(place: Place) -> list[Tensor]:
     """One tensor for each rank. On the CPU, without ranks, the same: their number is that of the run."""
-    return [place.random(shape, name, rank) for rank in range(dist.get_world_size())]
-
-
-def _operators(place: Place) -> Tensors:
-    rank = dist.get_rank()
-    mine = _of_all(place, (B, S, H), "summand")[rank]
-    whole, dy = place.random((B, S, H), "whole"), place.random((B, S, H), "dy")
-    x = whole.clone().requires_grad_()
-    (copy_to_region(x) * mine).sum().backward()
-    summand = mine.clone().requires_grad_()
-    total = reduce_from_region(summand)
-    (total * dy).sum().backward()
-    there, back = whole.clone().requires_grad_(), None
-    back = gather_from_region(scatter_to_region(there))
-    (back * dy).sum().backward()
-    tokens, sums = whole.clone().requires_grad_(), mine.clone().requires_grad_()
-    gathered = gather_from_sequence_region(scatter_to_sequence_region(tokens), partial_grad=False)
-    scattered = gather_from_sequence_region(reduce_scatter_to_sequence_region(sums), partial_grad=False)
-    ((gathered + scattered) * dy).sum().backward()
-    found = {
-        "f: dx": x.grad, "g: y": total, "g: dx": summand.grad, "scatter, gather: y": back,
-        "scatter, gather: dx": there.grad, "sequence: y": gathered, "sequence: sum": scattered,
-        "sequence: dx": tokens.grad, "sequence: dx of the sum": sums.grad,
-    }  # fmt: skip
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
-def _operators_plainly(place: Place) -> Tensors:
-    total = torch.stack(_of_all(place, (B, S, H), "summand")).sum(0)
-    whole, dy = place.random((B, S, H), "whole"), place.random((B, S, H), "dy")
-    return {
-        "f: dx": total, "g: y": total, "g: dx": dy, "scatter, gather: y": whole, "scatter, gather: dx": dy,
-        "sequence: y": whole, "sequence: sum": total, "sequence: dx": dy, "sequence: dx of the sum": dy,
-    }  # fmt: skip
+    return [place.random((8, 3), "summand", rank) for rank in range(dist.get_world_size())]
 
 
 def _rings(place: Place) -> Tensors:
-    mine, p = _of_all(place, (8, 3), "summand")[dist.get_rank()], dist.get_world_size()
+    mine, p = _of_all(place)[dist.get_rank()], dist.get_world_size()
     part = place.random((8, 3), "whole").tensor_split(p)[dist.get_rank()]
     scattered = ring_all_gather(ring_reduce_scatter(mine), size=8)
     return {
@@ -79,7 +37,7 @@ def _rings(place: Place) -> Tensors:
 
 
 def _rings_plainly(place: Place) -> Tensors:
-    total = torch.stack(_of_all(place, (8, 3), "summand")).sum(0)
+    total = torch.stack(_of_all(place)).sum(0)
     return {"ring": total, "tree": total, "gathered": place.random((8, 3), "whole"), "scattered": total}
 
 
@@ -151,7 +109,6 @@ TABLE = {"weight": (VOCAB, H)}
 IDS = {"ids": (VOCAB, (B, S))}
 
 CASES: dict[str, Case] = {
-    "operators": Case(_operators, _operators_plainly),
     "rings and trees": Case(_rings, _rings_plainly, messages=True),
     "column linear": layer({"weight": (FFN, H), "bias": (FFN,)}, X, _column, _linear),
     "column linear, async": layer({"weight": (FFN, H), "bias": (FFN,)}, X, _column_async, _linear),

@@ -1,4 +1,4 @@
-"""Cases: a transformer layer, GPTs, dropout, generation, a compiled layer."""
+"""Cases: GPTs, dropout, a compiled layer."""
 
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.gpu.subject import (
-    DOUBLE,
     HALF,
     SINGLE,
     Case,
@@ -23,9 +22,7 @@ from tests.gpu.subject import (
     whole_gradients,
 )
 from tplab import plain
-from tplab.gpt.generation import generate
 from tplab.gpt.model import ParallelGPT
-from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.full_state import load_full_state_dict
@@ -69,21 +66,6 @@ def _under_autocast(case: Case) -> Case:
     )
 
 
-def _layer(llama: bool) -> Case:
-    config = LLAMA if llama else GPT2
-    theirs = plain.Layer(config, device="meta")
-
-    def make(place: Place) -> nn.Module:
-        return ParallelTransformerLayer(
-            config.hidden_size, config.num_heads, config.num_kv_heads, config.ffn_hidden_size,
-            activation="swiglu" if llama else "gelu", norm="rms" if llama else "layer", bias=config.bias,
-            rotary_base=config.rotary_base if llama else None, **place.options,
-        )  # fmt: skip
-
-    inputs, rounds = {"x": (B, S, config.hidden_size)}, SINGLE if llama else None
-    return layer(shapes_of(theirs), inputs, make, of_weights(theirs), rounds=rounds)
-
-
 # Dropout: drawn on the device, so plain torch has to be seeded for it, and only there
 
 
@@ -123,27 +105,6 @@ def _again(recompute: Any, kind: type[ParallelGPT] = ParallelGPT) -> Case:
     return Case(partial(_with_dropout, recompute, kind), partial(_with_dropout, "nothing", kind), draws=True)
 
 
-# What else a model does
-
-
-def _written(place: Place) -> Tensors:
-    """The best next token, eight times."""
-    model = ParallelGPT(LLAMA, **place.options)
-    load_full_state_dict(model, random_weights(plain_gpt(LLAMA), place, 4))
-    return {"text": generate(model, place.integers(LLAMA.vocab_size, (B, 3), 0), 5)}
-
-
-@torch.no_grad()
-def _written_plainly(place: Place) -> Tensors:
-    model = plain_gpt(LLAMA)
-    weights = random_weights(model, place, 4)
-    text = place.integers(LLAMA.vocab_size, (B, 3), 0)
-    for _ in range(5):
-        logits = of_weights(model)(weights, text)[:, -1]
-        text = torch.cat([text, logits.argmax(-1, keepdim=True)], 1)
-    return {"text": text}
-
-
 def compiled_mlp(backend: str) -> Case:
     """The collectives in a compiled graph are other ones, the functional: see tplab/runtime/functional_hooks.py."""
     theirs = plain.MLP(64, 128, device="meta")
@@ -158,8 +119,6 @@ def compiled_mlp(backend: str) -> Case:
 
 
 CASES: dict[str, Case] = {
-    "transformer layer": _layer(llama=False),
-    "transformer layer, llama": _layer(llama=True),
     "gpt": _gpt(GPT2),
     "gpt, llama": _gpt(LLAMA, async_grad_allreduce=True),
     "gpt, layers computed again": _gpt(GPT2, recompute="layers"),
@@ -171,6 +130,5 @@ CASES: dict[str, Case] = {
     "dropout, attention computed again": _again("attention"),
     "dropout, layers computed again": _again("layers"),
     "dropout, sequence parallel": _again("layers", SequenceParallelGPT),
-    "generation": Case(_written, _written_plainly, dtypes=(DOUBLE, SINGLE)),
     "compiled": compiled_mlp("aot_eager"),
 }

@@ -88,7 +88,6 @@ def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(right: list[float], tmp_p
 
 GRIDS = {  # how a run is started, and how it goes on
     "from two shards to two replicas": ({"tp": 2}, {"tp": 1, "dp": 2}),
-    "from shards and replicas to four shards": ({"tp": 2, "dp": 2}, {"tp": 4}),
     "from stages that share weights to shards in stages": (
         {"pp": 2, "dp": 2, "zero": 3, "micro_batch_size": 2}, {"tp": 2, "pp": 2, "sequence_parallel": True},
     ),
@@ -118,4 +117,3 @@ def test_two_ranks_on_the_cpu_have_them_too(right: list[float], tmp_path: Path) 
     assert far_apart(losses, right, "bfloat16") == {}
     theirs = first_losses(Way("gloo", 2, 0), tmp_path, precision="bfloat16", layers="mine", sample_tokens=4)
     assert far_apart(theirs, right, "bfloat16") == {}
-    assert set(far_apart([loss + 0.5 for loss in losses], right, "bfloat16")) == set(range(1, SETTINGS.steps + 1))

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from tests.gpu.implementations import CASES, ON_THE_CPU, problems
-from tests.gpu.layers import CASES as LAYERS
-from tests.gpu.subject import SINGLE, Case, Place, apart
+from tests.gpu.subject import SINGLE, Difference, apart
 from tests.gpu.waiting import check_shares, shares_of_waiting
 
 
@@ -29,15 +28,8 @@ def test_nothing_that_differs_counts_as_close() -> None:
     assert apart(ones + 0.5, ones.double() * 2) == pytest.approx(0.25)
 
 
-def _off(place: Place) -> dict[str, torch.Tensor]:
-    """Rank 1 has another sum than plain torch."""
-    found = LAYERS["operators"].parallel(place)
-    return {**found, "g: y": found["g: y"] + (0.01 if torch.distributed.get_rank() else 0)}
-
-
-def test_a_wrong_program_is_named_with_its_rank_and_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong: Case = replace(LAYERS["operators"], parallel=_off, dtypes=(SINGLE,))
-    monkeypatch.setitem(CASES, "operators", wrong)
-    monkeypatch.setattr("tests.gpu.implementations.run_all", lambda way: RuntimeError("each case for itself"))
-    (line,) = problems(ON_THE_CPU, "operators")
-    assert line.startswith("rank 1, float32: g: y is ")
+def test_a_result_that_is_too_far_from_plain_torch_is_a_problem() -> None:
+    near = Difference(1e-6, 1e-6, 1e-6, "cpu", SINGLE)
+    assert near.problem() is None
+    assert replace(near, alike=1e-3).problem() == "1.0e-03 from plain torch on cpu"
+    assert replace(near, exact=1e-3).problem() == "1.0e-03 from float64 on the CPU"

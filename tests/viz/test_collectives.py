@@ -16,7 +16,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from tests.collectives.rings import held_after, messages_to_the_right, mirrored
 from tests.viz.pictures import fills, places, texts
 from tplab import viz
-from tplab.viz.colors import NOBODY, rank_color, rank_fill, tint
+from tplab.viz.colors import rank_color, rank_fill, tint
 
 GOLD = "#d4a017"
 
@@ -29,8 +29,8 @@ def all_reduced(p: int) -> list[tuple]:
     return [(x, sum(held(p))) for x in held(p)]
 
 
-def gathered(p: int, root: int = 1) -> list[tuple]:
-    return [(x[:1], [y[:1] for y in held(p)] if rank == root else None) for rank, x in enumerate(held(p))]
+def gathered(p: int) -> list[tuple]:
+    return [(x[:1], [y[:1] for y in held(p)] if rank == 1 else None) for rank, x in enumerate(held(p))]
 
 
 def sums_in_a_ring(p: int) -> list[list[torch.Tensor]]:
@@ -92,13 +92,6 @@ def test_every_number_before_and_after_stands_on_the_colors_of_its_sources() -> 
     after = [rank_fill(rank) for _ in range(9) for rank in range(3)]
     *cells, _ = fills(picture)  # the last is the arrow
     assert cells == before + after
-    nothing = viz.collective(
-        [(torch.tensor([0, 2]), None), (torch.tensor([0, 20]), torch.tensor([22, 0]))], name="all_reduce"
-    )
-    assert [texts(nothing).count(text) for text in "–0"] == [1, 3]
-    assert len([color for color in fills(nothing) if to_hex(color) == NOBODY.lower()]) == 3, "a zero is nobody's"
-    column = viz.collective(gathered(2, root=0), name="gather")
-    assert [text for text in texts(column) if text.isdecimal()] == ["1", "10", "1", "10"]
 
 
 def test_a_ring_shows_which_sum_is_where_what_it_has_met_and_an_arrow_for_every_message() -> None:
@@ -111,15 +104,12 @@ def test_a_ring_shows_which_sum_is_where_what_it_has_met_and_an_arrow_for_every_
     assert [arrow.get_linestyle() for arrow in arrows].count("solid") == 4, "one a step comes in again on the left"
 
 
-def test_times_draws_points_and_lines_where_they_are_and_names_each_line_at_its_end() -> None:
+def test_times_draws_points_and_lines_where_they_are() -> None:
     (axes,) = viz.times(LINKS, {"here": POINTS}).axes
     *lines, dots = axes.lines
     assert [list(point) for point in dots.get_xydata()] == [list(point) for point in POINTS]
     for line, function in zip(lines, LINKS.values(), strict=True):
         assert all(math.isclose(seconds, function(size)) for size, seconds in line.get_xydata())
-    heights = {text.get_text(): text.xyann[1] for text in axes.texts}
-    assert heights["b"] < heights["a"] < heights["slow"] < heights["here"]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
 # A recorded ring
@@ -184,9 +174,3 @@ def test_a_message_is_between_its_ranks_and_its_arrow_leads_from_the_sender_to_t
             assert set(by_distance[:2]) == {message.source, message.target}  # a rank's name is on top of it
         clockwise = math.remainder(angle(center, head) - angle(center, tail), 2 * math.pi) > 0
         assert clockwise == ((message.target - message.source) % p == 1)
-
-
-def test_a_picture_says_whose_ring_it_is_and_why():
-    picture = viz.ring_run(made_up(3, "tplab's ring_all_reduce", NOTE))[1]
-    assert texts(picture)[1] == NOTE
-    assert picture.description.startswith(NOTE)

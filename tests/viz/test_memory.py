@@ -11,7 +11,7 @@ from tplab import viz
 from tplab.memory.config import PRESETS
 from tplab.memory.memory_bill import Bill, bill
 from tplab.memory.meter import MemoryMeter
-from tplab.viz.colors import rank_fill, tint
+from tplab.viz.colors import tint
 from tplab.viz.memory import RED
 
 GB = 10**9
@@ -57,11 +57,7 @@ def test_what_lies_beyond_the_capacity_is_red_and_the_first_part_that_does_not_f
         (0, 5, False), (5, 10, False), (15, 15, False), (30, 5, False),
     ]  # fmt: skip
     assert texts(picture) == ["65 GB: optimizer state does not fit", "35 GB: fits"]
-    verdicts = {60: "65 GB: activations do not fit", 9: "65 GB: weights do not fit", 65: "65 GB: fits", None: "65 GB"}
-    for capacity, verdict in verdicts.items():
-        assert texts(viz.bill(BILLS, capacity=capacity and capacity * GB))[0] == verdict
-    small = viz.bill({"a small model": {"weights": 5 * 10**6, "activations": 24 * 10**6}})
-    assert (texts(small), small.axes[0].get_xlabel()) == (["29 MB"], "MB")
+    assert texts(viz.bill(BILLS, capacity=65 * GB))[0] == "65 GB: fits"
 
 
 def test_live_memory_draws_the_meter_s_curve_its_marks_and_its_limit() -> None:
@@ -71,15 +67,3 @@ def test_live_memory_draws_the_meter_s_curve_its_marks_and_its_limit() -> None:
     assert [round(value * 1e6) for value in line.get_ydata()] == meter.curve
     assert texts(picture) == ["build", "forward", "backward", "all there is"]
     assert f"{meter.peak / 1e6:.3g} MB" in repr(picture)
-
-
-@pytest.mark.parametrize(("kind", "divided"), [("data", False), ("tensor", True), ("pipeline", True)])
-def test_each_rank_holds_its_share_of_the_model(kind, divided) -> None:
-    drawn = [patch for patch in viz.parallelism(kind).axes[0].patches if hasattr(patch, "get_width")]
-    whole = next(patch.get_width() for patch in drawn if patch.get_linestyle() != "-")
-    layers = set()
-    for rank in range(4):
-        own = [box for box in drawn if box.get_height() == 0.17 and box.get_facecolor()[:3] == rank_fill(rank)]
-        assert sum(box.get_width() for box in own) / (4 * whole) == pytest.approx(1 / 4 if divided else 1.0)
-        layers |= {box.get_y() for box in own}
-    assert len(layers) == 4, "every layer is on a rank"

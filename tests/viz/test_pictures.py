@@ -14,7 +14,7 @@ from tplab.viz.colors import RED, rank_color, rank_fill, rank_hatch, tint
 X, A = torch.arange(8.0).reshape(2, 4), torch.arange(32.0).reshape(4, 8)
 
 
-def collective(rank: int, kind: str, size: int, start: float = 0.0, end: float | None = 1.0) -> Collective:
+def collective(rank: int, kind: str, size: int, start: float = 0.0, end: float = 1.0) -> Collective:
     return Collective(rank, kind, (0, 1), 1, (size // 4,), "float32", size, "sum", None, "file:1:f", start, end)
 
 
@@ -39,14 +39,10 @@ PICTURES = {
 @pytest.mark.parametrize(
     ("tensor", "shown"),
     [
-        (torch.tensor(3.25), {"3.25"}),
         (torch.zeros(0, 3), {"empty"}),
-        (torch.ones(2, 2, 2), {"[2, 2, 2]", "1"}),
-        (torch.tensor([True, False]), {"True", "False"}),
         (torch.tensor([1e9, float("nan")]), {"1.0e+09", "nan"}),
         (torch.arange(400.0).reshape(20, 20), {"0", "399", "…"}),
         ([[1, 2], [3, 4]], {"[2, 2]", "4"}),
-        (torch.tensor([-0.001, 0.0]), {"0.00"}),
         (X - 0.5, {"[2, 4]", "0.5", "6.5", "−0.5"}),
     ],
 )
@@ -54,18 +50,15 @@ def test_matrices_take_any_tensor(tensor, shown) -> None:
     assert shown <= set(texts(viz.matrices({"t": tensor})))
 
 
-def test_matrices_have_the_color_of_their_rank_and_headings_where_they_fit() -> None:
+def test_matrices_have_the_color_of_their_rank() -> None:
     assert len({rank_color(rank) for rank in range(8)}) == len({rank_hatch(rank) for rank in range(8)}) == 8
     assert fills(viz.matrices({"out": [X, X]})) == [rank_fill(0), rank_fill(1)]
-    named = viz.matrices({"a": X, "b": X[0], "c": X.T}, headings=["z", "da", "db", "dx"])
-    assert texts(named).count("da") == 2
 
 
 def test_a_split_and_products_name_ranks_shapes_parts_and_terms() -> None:
     picture = viz.split((8, 6), 0, 2)
     assert "each rank holds [4, 6] of [8, 6]" in texts(picture)
     assert fills(picture) == [rank_fill(0), rank_fill(1)]
-    assert "each rank holds [4] of [8]" in texts(viz.split(torch.zeros(8), -1, 2))
     column = texts(viz.product(X, A, kind="column", p=2))
     assert {"A₀", "A₁", "XA₀", "XA₁", "[2, 8]", "[2, 4] each", "on every rank"} <= set(column)
     row = texts(viz.product(X, A, kind="row", p=2))
@@ -79,8 +72,6 @@ def test_traffic_has_a_bar_per_kind_of_collective_or_one_per_rank_where_the_rank
     uneven = viz.traffic(Record([collective(0, "all_reduce", 2048), collective(1, "all_reduce", 1024)]))
     assert [patch.get_width() for patch in uneven.axes[0].patches] == [2048, 1024]
     assert "nothing was sent" in texts(viz.traffic(Record()))[0]
-    to_scale = viz.traffic(RESULTS, scale=4096)
-    assert to_scale.axes[0].get_xlim()[1] == pytest.approx(2 * picture.axes[0].get_xlim()[1])
 
 
 def test_the_timeline_has_a_lane_per_rank_and_a_box_per_collective() -> None:
@@ -88,26 +79,18 @@ def test_the_timeline_has_a_lane_per_rank_and_a_box_per_collective() -> None:
     boxes = [patch for patch in axes.patches if patch.get_hatch()]
     assert len(axes.patches) - len(boxes) == 2, "two lanes"
     assert [round(box.get_width()) for box in boxes] == [1400, 400, 1000]
-    unfinished = SimpleNamespace(record=Record([collective(0, "all_reduce", 4, 1.0, None)]), spans=[(0.5, 3.0)])
-    assert [round(patch.get_width()) for patch in viz.timeline(unfinished).axes[0].patches] == [2500, 2000]
 
 
 def test_below_curves_that_coincide_stand_their_differences_from_the_first() -> None:
     plain = torch.linspace(4.0, 2.0, 5)
     shift = torch.tensor([0.0, 1e-3, -2e-3, 0.0, 4e-3])
     picture = viz.curves({"one process": plain, "p = 2": plain + shift, "p = 4": plain[:3]})
-    above, below = picture.axes
-    assert [list(line.get_ydata()) for line in above.lines] == [
-        plain.tolist(),
-        (plain + shift).tolist(),
-        plain[:3].tolist(),
-    ]
+    _, below = picture.axes
     _, two, four = below.lines
     assert list(two.get_ydata()) == pytest.approx(shift.tolist(), abs=1e-6)
     assert list(four.get_ydata()) == [0.0] * 3
     assert "0.004" in picture.description
     assert len(viz.curves({"one": plain, "two": plain + 0.1}).axes) == 1, "the eye sees this difference"
-    assert len(viz.curves({"one": plain}).axes) == 1
 
 
 def test_values_that_differ_from_the_correct_ones_are_red() -> None:
@@ -126,23 +109,6 @@ def test_outside_a_notebook_controls_give_the_picture_where_they_are_told_to_sta
     frames = {2: ["a", "b"], 4: ["c", "d", "e"]}
     assert viz.play(lambda p: frames[p], p=(2, 4)) == "a"
     assert viz.play(lambda p: frames[p], p=(2, 4), start={"p": 4, "step": 2}) == "e"
-
-
-@pytest.mark.parametrize(
-    ("values", "widget"),
-    [
-        ((1, 2, 4), "SelectionSlider"),
-        ((0.5, 2), "SelectionSlider"),
-        ((False, True), "Checkbox"),
-        (["column", "row"], "ToggleButtons"),
-        (["a", "b", "c", "d", "e", "f", "g"], "Dropdown"),
-        (["short", "a name of more than twenty letters"], "Dropdown"),
-    ],
-)
-def test_the_kind_of_control_depends_on_the_values(values, widget) -> None:
-    made = controls._widget("name", values, values[1])
-    assert type(made).__name__ == widget
-    assert made.value == values[1]
 
 
 @pytest.fixture

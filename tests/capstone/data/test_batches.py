@@ -1,7 +1,6 @@
 """Each window once in an epoch, in an order that depends on the step alone, compared with slices of the tokens."""
 
 import numpy as np
-import pytest
 import torch
 
 from tplab.capstone.data.batches import Batches
@@ -79,10 +78,3 @@ def test_short_texts_have_whole_windows_too_and_every_token_is_an_input_in_some_
         places = begins(data, 40 * data.windows)
         assert data.windows == max(1, (length - 10) // 10)
         assert {begin + i for begin in places for i in range(10)} == set(range(length - 1))  # the last one is a target
-
-
-def test_too_short_a_text_and_impossible_replicas_are_refused() -> None:
-    with pytest.raises(ValueError, match="the text has only 10 tokens, .*seq_length=10 .* need 11"):
-        batches(tokens=TOKENS[:10])
-    with pytest.raises(ValueError, match="replica=2 should be between 0 and 1"):
-        batches(batch_size=8).own(0, 2, 2)

@@ -2,10 +2,7 @@
 run's folder with checkpoints binds the settings of the next one.
 """
 
-import errno
-import os
-import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,9 @@ import torch
 from tplab.capstone import command
 from tplab.capstone.command import parser
 from tplab.capstone.settings.io import PRESETS, from_values, read_settings, settings_of
-from tplab.capstone.settings.run_folder import check_unchanged, checkpoints_in, locked, write_settings
+from tplab.capstone.settings.run_folder import check_unchanged, checkpoints_in, write_settings
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.ranks import check_started, join
+from tplab.capstone.training.ranks import check_started
 
 
 @pytest.mark.parametrize(
@@ -25,12 +22,9 @@ from tplab.capstone.training.ranks import check_started, join
         (0, None, {}, "laptop", 2),
         (0, None, {"dp": 2}, "laptop", 1),
         (1, None, {}, "h100x1", 1),
-        (1, None, {"tp": 2}, "laptop", 2),
         (8, None, {}, "h100x8", 8),
-        (8, None, {"tp": 1}, "h100x1", 1),
         (8, None, {"tp": 4, "dp": 2}, "h100x8", 4),
         (1, (2, 1), {"tp": 2}, "h100x8", 2),  # two machines
-        (1, (2, 2), {"tp": 2}, "laptop", 2),
     ],
 )
 def test_a_preset_is_chosen_by_the_machine(gpus, torchrun, flags, name, tp, tmp_path, monkeypatch):
@@ -40,11 +34,6 @@ def test_a_preset_is_chosen_by_the_machine(gpus, torchrun, flags, name, tp, tmp_
         monkeypatch.setenv(variable, str(value))
     found = command.settings_from({"folder": str(tmp_path), **flags, "micro_batch_size": 1})
     assert (found.hidden_size, found.tp) == (PRESETS[name].hidden_size, tp)
-
-
-def test_every_field_has_a_flag():
-    text = parser().format_help()
-    assert all(f"--{field.name.replace('_', '-')}" in text for field in fields(Settings))
 
 
 def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
@@ -64,30 +53,16 @@ def test_what_is_saved_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_norm": float("inf")}, "max_norm=inf should be a finite number"),
-        ({"beta1": 2.0}, "beta1=2.0 should be at least 0 and less than 1"),
-        ({"prompt": "def \udcff"}, r"prompt='def .udcff' isn't valid Unicode, because '.udcff' at position 4"),
-        ({"seed": 10**20}, "seed=10+ should be at most 2.32 - 1 = 4294967295"),
         ({"dropout": 0.1, "layers": "mine"}, "only supports dropout=0.0"),
         ({"step": 3}, r"no settings called \['step'\]. The settings are .*steps"),
         ({"steps": "many"}, "steps should be int, not 'many'"),
-        ({"compile": 1}, "compile should be bool, not 1"),
         ({"tp": 3}, "num_heads=8 can't be divided over 3 ranks.*Use p in 1, 2, 4, 8"),
         ({"tp": 2, "sequence_parallel": True, "seq_length": 5}, "a multiple of tp=2, but seq_length=5"),
-        ({"tp": 0}, "tp=0 should be 1 or more"),
         ({"batch_size": 12, "micro_batch_size": 8}, "batch_size=12 should be a multiple of .* = 1 · 8 = 8. Try 16$"),
         ({"layers": "plain", "tp": 2}, 'only supports tp=1. Use that instead of tp=2, or use layers="tplab"'),
-        ({"layers": "mine", "zero": 1, "dp": 2, "batch_size": 32}, 'layers="mine" only supports zero=0'),
-        ({"layers": "mine", "ffn_hidden_size": 100}, "only supports ffn_hidden_size=512"),
         ({"pp": 5}, "pp=5 is too large: each stage needs one of the num_layers=4 layers"),
         ({"zero": 2}, "zero=2 shards over replicas, but dp=1. Set dp to 2 or more, or zero to 0"),
         ({"zero": 3, "dp": 2, "batch_size": 32, "compile": True}, "zero=3. Set compile to False, or zero to 2"),
-        ({"zero": 4}, "zero should be 0 or 1 or 2 or 3, not 4"),
-        ({"num_kv_heads": 3}, "num_heads=8 can't share num_kv_heads=3 evenly"),
-        ({"hidden_size": 24, "learned_positions": False}, "hidden_size / num_heads = 3 of them. Use an even number"),
-        ({"rotary_base": 0.5}, "rotary_base=0.5 should be 1 or more"),
-        ({"vocab_size": 200}, "vocab_size=200 should be 258 or more"),
-        ({"min_learning_rate": 1.0}, "min_learning_rate=1.0 should be at most learning_rate=0.001"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_would_fit(values, message):
@@ -95,20 +70,10 @@ def test_a_wrong_setting_is_named_with_what_would_fit(values, message):
         from_values(values)
 
 
-def test_a_file_that_is_none_is_named(tmp_path):
-    file = tmp_path / "settings.yaml"
-    for text, message in ((b"[1, 2]", "contains a list"), (b"a: [", "isn't valid"), (b"prompt: \xff", "isn't valid")):
-        file.write_bytes(text)
-        with pytest.raises(ValueError, match=message):
-            read_settings(file)
-
-
 def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
     check_started(Settings(tp=2, pp=2, dp=2, batch_size=32), 8)
-    with pytest.raises(ValueError, match="= 4 ranks, but 8 were started. To fix that, change --tp, --pp or --dp"):
+    with pytest.raises(ValueError, match="= 4 ranks, but 8 were started"):
         check_started(Settings(tp=2, pp=2), 8)
-    with pytest.raises(ValueError, match="but 1 was started. .* start 2 ranks with `torchrun --standalone"):
-        join(Settings(tp=2))
 
 
 @pytest.fixture
@@ -130,34 +95,17 @@ def test_a_new_folder_and_a_first_save_that_was_killed_bind_nobody(settings: Set
 
 
 def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> None:
-    other = replace(settings, weight_decay=0.2, hidden_size=64, seed=1)
-    check_unchanged(other)  # there is nothing yet
+    check_unchanged(replace(settings, seed=1))  # there is nothing yet
     save(settings, "step-000002")
     check_unchanged(replace(settings, tp=2, pp=2, dp=2, zero=2, sequence_parallel=True, micro_batch_size=4, keep=9))
     check_unchanged(
         replace(settings, async_grad_allreduce=False, shared_memory=False, recompute="layers", compile=True)
     )
-    check_unchanged(replace(settings, layers="mine", log_every=7))
     check_unchanged(replace(settings, learning_rate=5e-4, steps=900, precision="bfloat16"))
-    for change in ({"precision": "float64"}, {"num_layers": 2}, {"gated": True}):
+    for change in ({"precision": "float64"}, {"num_layers": 2}, {"gated": True}, {"weight_decay": 0.2}, {"seed": 1}):
         with pytest.raises(ValueError, match=f"{next(iter(change))} was .* and is now"):
             check_unchanged(replace(settings, **change))
-    with pytest.raises(ValueError, match="different settings") as raised:
-        check_unchanged(other)
-    for line in ("hidden_size was 128 and is now 64", "weight_decay was 0.1 and is now 0.2"):
-        assert line in str(raised.value)
-    assert re.search("seed +was 0 and is now 1", str(raised.value))
     assert read_settings(Path(settings.folder) / "settings.yaml") == settings
     (Path(settings.folder) / "settings.yaml").unlink()
     with pytest.raises(ValueError, match="checkpoints, but not the settings.yaml"):
         check_unchanged(settings)
-
-
-def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(OSError, match=r"can't write to .*run \(Read-only file system\)\. Use a --folder in a place"):
-        with locked(tmp_path / "run"):
-            pass

@@ -42,6 +42,12 @@ def test_the_run_is_done_first_and_its_losses_are_those_of_one_rank(tmp_path: Pa
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"tiny", "tokens"}, "nothing is left behind"
 
 
+def test_a_run_that_was_stopped_is_not_measured(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(study_module, "carry_out", lambda settings: 0)
+    assert main(["--folder", str(tmp_path / "run")]) == 0
+    assert "nothing has been measured yet" in capsys.readouterr().out
+
+
 def pretended(found: list[tuple[int, str, str]]):
     """In place of `launch`: remember the ranks, their backend and their folder, and write the log of a run."""
 
@@ -78,7 +84,7 @@ def test_a_model_that_is_too_large_for_one_rank_is_timed_on_more(tmp_path: Path,
 def test_what_was_measured_with_other_settings_is_left_out(tmp_path: Path):
     settings = write_run(tmp_path, measured=MEASURED)
     assert Run(tmp_path).measured["alone"] == MEASURED["alone"]
-    for other in ({"tp": 1}, {"recompute": "layers"}, {"micro_batch_size": 4}, {"hidden_size": 128}):
+    for other in ({"tp": 1}, {"hidden_size": 128}):
         then = {name: getattr(replace(settings, **other), name) for name in MATTER}
         (tmp_path / "measurements.json").write_text(json.dumps(MEASURED | {"settings": then}))
         assert Run(tmp_path).measured == {}, other
