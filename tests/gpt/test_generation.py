@@ -70,10 +70,9 @@ def _in_groups(given):
 
 
 def _everything(gpt2, llama, stop):
-    model, other = make(*gpt2).train(), make(*llama)
+    model, other = make(*gpt2).train(), make(*llama).eval()
     stopped = [generate(model, ids, NEW, stop_id=stop) for ids in (prompt(), prompt()[:1])]
-    assert model.training  # as it was before
-    return {
+    found = {
         "stopped": stopped,
         "seeded": seeded(model),
         "best": best(model),
@@ -81,6 +80,8 @@ def _everything(gpt2, llama, stop):
         "sent": [_sent(other, options) for options in CHOICES],
         "in groups": _in_groups(gpt2),
     }
+    assert (model.training, other.training) == (True, False)  # as they were before
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import dataclasses
 import json
 from contextlib import suppress
 from functools import cache
+from unittest import mock
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.generation import generate
 from tplab.gpt.hugging_face import to_hugging_face
 from tplab.gpt.hugging_face_config import gpt_config
-from tplab.gpt.hugging_face_folder import config_of_folder, load_folder
+from tplab.gpt.hugging_face_folder import _Stored, config_of_folder, load_folder
 from tplab.gpt.model import ParallelGPT
 from tplab.tensor.full_state import full_state_dict
 
@@ -52,12 +53,28 @@ def folders(tmp_path_factory):
     return found
 
 
+class Noted:
+    """A tensor in a file. The bytes that are read of it are noted."""
+
+    read = 0
+
+    def __init__(self, stored):
+        self.stored, self.get_shape = stored, stored.get_shape
+
+    def __getitem__(self, place):
+        part = self.stored[place]
+        Noted.read += part.nbytes
+        return part
+
+
 def _load_and_run(folder, group=None):
     config = config_of_folder(folder)
     model = ParallelGPT(config, device="meta", dtype=torch.float64, group=group).to_empty(device="cpu")
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)
-    read = load_folder(model, folder)
+    Noted.read, slice_of = 0, _Stored.slice_of
+    with mock.patch.object(_Stored, "slice_of", lambda stored, name: Noted(slice_of(stored, name))):
+        told = load_folder(model, folder)
     held = sum(parameter.nbytes for parameter in model.parameters())
     (ids, targets), (rank, _) = tokens(), rank_and_size(group)
     with torch.no_grad():
@@ -69,7 +86,7 @@ def _load_and_run(folder, group=None):
             parameter -= parameter.grad
     tables = [model.embedding.weight, *([] if model.head is None else [model.head.weight])]
     padding = sum(8 * HIDDEN * min(len(table), max(0, (rank + 1) * len(table) - VOCAB)) for table in tables)
-    assert read == held - padding, "a rank reads its shards, without padding, and nothing else"
+    assert told == Noted.read == held - padding, "a rank reads its shards, without padding, and nothing else"
     return logits, text, to_hugging_face(full_state_dict(model, group), config)
 
 

@@ -97,6 +97,11 @@ def test_a_value_that_would_change_the_results_is_refused_by_its_name(name):
             gpt_config(REAL[name] | {field: value})
 
 
+def test_the_two_kinds_of_gelu_are_told_apart():
+    assert gpt_config(REAL["gpt2"]).activation == "gelu_tanh"
+    assert gpt_config(REAL["gpt2"] | {"activation_function": "gelu"}).activation == "gelu"
+
+
 def test_a_size_that_is_missing_is_named():
     with pytest.raises(ValueError, match="lacks n_layer"):
         gpt_config(REAL["gpt2"] | {"n_layer": None})

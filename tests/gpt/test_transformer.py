@@ -89,6 +89,13 @@ def test_outputs_gradients_steps_traffic_and_dropout_are_those_of_the_plain_laye
     everywhere(_everything)
 
 
+def test_norms_compute_in_the_dtype_of_the_residual_not_of_their_weights():
+    x = random((BATCH, HIDDEN), "x").float()
+    for norm, plain in (("layer", nn.LayerNorm), ("rms", nn.RMSNorm)):
+        layer = ParallelTransformerLayer(HIDDEN, HEADS, norm=norm, dtype=torch.bfloat16)
+        assert_close(layer.mlp_norm(x).detach(), plain(HIDDEN, eps=1e-5)(x).detach(), 1e-6)
+
+
 def test_options_reach_the_second_attention_too():
     """tests/gpt/test_model.py looks at those that a GPT sets."""
     layer = ParallelTransformerLayer(
