@@ -155,9 +155,11 @@ def test_a_saved_state_goes_on_where_it_was_and_is_no_part_of_the_tracker(tmp_pa
         replicated, sharded = _go_on(other)
         assert_same(replicated, drawn(SEED + 1359, 4)[2:])
         assert_same(sharded, drawn(SEED + 2718, 4)[2:])
-    for own in tracker.state_dict().values():  # as torch.distributed.checkpoint writes into what it is given
-        own["cpu"].zero_()
-    assert_same(_go_on(tracker, 1)[1], drawn(SEED + 2718, 5)[4:])
+    tracker.load_state_dict(state)
+    for states in (state, tracker.state_dict()):  # as torch.distributed.checkpoint writes into what it is given
+        for own in states.values():
+            own["cpu"].zero_()
+    assert_same(_go_on(tracker)[1], drawn(SEED + 2718, 4)[2:])
 
 
 def test_within_a_fork_the_state_that_is_saved_is_the_present_one_and_nothing_can_be_loaded():
