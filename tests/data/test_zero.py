@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.data.small_net import HIDDEN, Block, Net, batch, loss_of, plain_training, weights_of, whole_batch
+from tests.data.small_net import HIDDEN, Net, batch, loss_of, plain_training, weights_of, whole_batch
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import own_group
 from tplab import launch, record
 from tplab.data.flat_parameters import Flat, broadcast, in_buckets
 from tplab.data.grad_norm import clip, grad_norm_of_pieces
-from tplab.data.zero import ELEMENTWISE, ZeRO1, ZeRO2, check_elementwise
+from tplab.data.zero import ZeRO1, ZeRO2, check_elementwise
 from tplab.data.zero3 import ZeRO3
 from tplab.data.zero_state import FullOptimizer
 
@@ -47,14 +47,7 @@ def own_batches():
 # A vector and its shards
 
 
-def test_a_vector_of_two_dtypes_or_none_is_refused():
-    with pytest.raises(ValueError, match="one dtype, got .*bfloat16.*float32"):
-        Flat([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))])
-    with pytest.raises(ValueError, match="none at all"):
-        Flat([])
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 7])
+@pytest.mark.parametrize("p", [1, 3, 7])
 def test_shards_and_pieces_of_a_vector_are_all_of_it_once(p):
     parameters = [nn.Parameter(random(shape, shape)) for shape in [(3, 2), (), (5,), (0,), (2, 2, 2)]]
     flat = Flat(parameters)
@@ -278,54 +271,11 @@ def test_weights_that_are_changed_while_they_are_whole_are_kept():
     assert zero.memory()["weights"] == 8 * sum(unit_sizes(3))
 
 
-class Detached(nn.Linear):
-    def forward(self, x):
-        return x + super().forward(x).detach()
-
-
-def test_a_layer_without_gradients_is_freed_at_the_latest_in_finish():
-    model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Detached(HIDDEN, HIDDEN))
-    zero = ZeRO3(model, list(model), torch.optim.SGD, lr=0.1)
-    model(torch.ones(2, HIDDEN)).sum().backward()
-    held = zero.memory()["weights"]
-    zero.step()
-    assert zero.memory()["weights"] == held / 1.5 == 2 * 4 * (HIDDEN * HIDDEN + HIDDEN)
-
-
-def test_layers_that_are_no_units_are_refused():
-    model = Net()
-    with pytest.raises(ValueError, match=r"blocks\.0\.norm is a part of blocks\.0"):
-        ZeRO3(model, [model.blocks[0], model.blocks[0].norm], torch.optim.SGD)
-    with pytest.raises(ValueError, match="Block is one of the layers, but it isn't in the model"):
-        ZeRO3(model, [Block()], torch.optim.SGD)
-
-
 # Which optimizers can update shards
-
-
-def _updated(optimizer_class, weights, gradients):
-    weights = nn.Parameter(weights.clone())
-    optimizer = optimizer_class([weights], lr=0.1)
-    for gradient in gradients:
-        weights.grad = gradient.clone()
-        optimizer.step()
-    return weights.detach()
-
-
-@pytest.mark.parametrize("optimizer_class", ELEMENTWISE)
-def test_each_known_optimizer_does_with_a_part_what_it_does_with_the_whole(optimizer_class):
-    weights, *gradients = random((7, 6))
-    whole = _updated(optimizer_class, weights, gradients)
-    for part in (slice(2), slice(2, 6)):
-        assert_close(_updated(optimizer_class, weights[part], [each[part] for each in gradients]), whole[part])
 
 
 class Declared(torch.optim.Optimizer):
     elementwise = True
-
-
-class OfSGD(torch.optim.SGD):
-    pass
 
 
 class OfDeclared(Declared):
@@ -333,11 +283,10 @@ class OfDeclared(Declared):
 
 
 def test_optimizers_that_are_not_known_have_to_declare_themselves():
-    check_elementwise(torch.optim.AdamW)
     check_elementwise(partial(torch.optim.AdamW, weight_decay=0.1))
     check_elementwise(Declared)
     model = Net()
-    for unknown in (torch.optim.LBFGS, OfSGD, OfDeclared):
+    for unknown in (torch.optim.LBFGS, OfDeclared):  # a subclass may have another step
         says = rf"updates only a shard.* {unknown.__name__} isn't known.*`elementwise = True` in its class"
         with pytest.raises(ValueError, match=says):
             ZeRO1(model.parameters(), unknown)
@@ -363,8 +312,6 @@ def test_zeros_state_is_that_of_the_plain_optimizer_and_can_be_loaded_into_it():
     _, plain = trained(lambda parameters: torch.optim.AdamW(parameters, lr=0.1))
     _, zero = trained(lambda parameters: ZeRO1(parameters, torch.optim.AdamW, lr=0.1, bucket_bytes=1000))
     full = FullOptimizer(zero)
-    with pytest.raises(ValueError, match=r"call gather\(\) on all ranks first"):
-        full.state_dict()
     full.gather()
     theirs, ours = plain.state_dict(), full.state_dict()
     assert ours["param_groups"] == theirs["param_groups"]
@@ -375,7 +322,4 @@ def test_zeros_state_is_that_of_the_plain_optimizer_and_can_be_loaded_into_it():
 
     theirs["state"][0]["step"] += 1
     with pytest.raises(ValueError, match=r"step is \[3.0, 4.0\] for the parameters of a bucket"):
-        full.load_state_dict(theirs)
-    del theirs["state"][0]
-    with pytest.raises(ValueError, match="for 1 of its 4 parameters"):
         full.load_state_dict(theirs)

@@ -13,7 +13,7 @@ from tplab.gpt.hugging_face import from_hugging_face, gpt_config
 from tplab.gpt.model import ParallelGPT
 from tplab.tensor.full_state import load_full_state_dict
 
-HIDDEN, HEADS, DIM, FFN, LENGTH, LAYERS, VOCAB = 16, 4, 4, 24, 24, 2, 300
+HIDDEN, HEADS, FFN, LENGTH, LAYERS, VOCAB = 16, 4, 24, 24, 2, 300
 WINDOW = 4
 BATCH, PROMPT, NEW = 3, 5, 12  # texts, and their tokens before and after generation
 KINDS = ("gpt2", "llama", "llama 1 kv", "llama 3.1", "qwen2", "mistral")

@@ -31,10 +31,6 @@ _QWEN2: dict[str, Any] = {
 REAL: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "SmolLM2-135M": _SMOLLM2,
-    "SmolLM2-135M-Instruct": {
-        **_SMOLLM2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "mlp_bias": False,
-        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
-    },
     "Qwen2.5-0.5B": {**_QWEN2, "max_position_embeddings": 32768, "sliding_window": 32768, "use_mrope": False},
     "Llama-3.2-1B": {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -54,21 +50,4 @@ REAL: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
         "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": True, "vocab_size": 32000,
     },
-}  # fmt: skip
-
-# What `to_dict()` of transformers 4 adds to each of them
-TO_DICT_OF_VERSION_4: dict[str, Any] = {
-    "return_dict": True, "output_hidden_states": False, "output_attentions": False, "torchscript": False,
-    "use_bfloat16": False, "tf_legacy_loss": False, "pruned_heads": {}, "chunk_size_feed_forward": 0,
-    "is_encoder_decoder": False, "is_decoder": False, "cross_attention_hidden_size": None,
-    "add_cross_attention": False, "tie_encoder_decoder": False, "max_length": 20, "min_length": 0, "do_sample": False,
-    "early_stopping": False, "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0, "temperature": 1.0,
-    "top_k": 50, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0, "length_penalty": 1.0,
-    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "num_return_sequences": 1,
-    "output_scores": False, "return_dict_in_generate": False, "forced_bos_token_id": None,
-    "forced_eos_token_id": None, "remove_invalid_values": False, "exponential_decay_length_penalty": None,
-    "suppress_tokens": None, "begin_suppress_tokens": None, "finetuning_task": None,
-    "id2label": {0: "LABEL_0", 1: "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "tokenizer_class": None,
-    "prefix": None, "sep_token_id": None, "decoder_start_token_id": None, "problem_type": None,
-    "_name_or_path": "", "_attn_implementation_autoset": True,
 }  # fmt: skip

@@ -82,14 +82,6 @@ def test_a_single_file_and_parts_are_refused_by_both_names_whatever_is_newer(tmp
         assert_as_transformers_has_it(folder, of_the_single)  # the user has chosen the single file
 
 
-def test_a_tensor_that_the_index_forgot_is_read_as_in_transformers(tmp_path):
-    folder = save(tmp_path, 1, parts=True)
-    index = json.loads((folder / INDEX).read_text())
-    del index["weight_map"]["model.norm.weight"]
-    (folder / INDEX).write_text(json.dumps(index))
-    assert_as_transformers_has_it(folder, 1)
-
-
 def test_variants_and_pickles_beside_the_weights_are_passed_over(tmp_path):
     folder = save(tmp_path / "one", 1)
     shutil.copy(save(tmp_path / "two", 2) / SINGLE, folder / "model.fp16.safetensors")
@@ -105,10 +97,7 @@ def test_variants_and_pickles_beside_the_weights_are_passed_over(tmp_path):
 def test_parts_that_do_not_belong_together_are_refused_by_name(tmp_path):
     whole = save(tmp_path / "whole", 1, parts=True)
     first, *_, last = parts = [path.name for path in shards_of(whole)]
-    stored = json.loads((whole / INDEX).read_text())["weight_map"]
-    moved, twice = "model.layers.0.mlp.up_proj.weight", next(iter(load_file(whole / first)))
-    assert stored[moved] != last
-    assert list(stored.values()).count(stored[moved]) > 1
+    twice = next(iter(load_file(whole / first)))
 
     def refused(says, change):
         folder = shutil.copytree(whole, tmp_path / f"changed {len(list(tmp_path.iterdir()))}")
@@ -116,15 +105,10 @@ def test_parts_that_do_not_belong_together_are_refused_by_name(tmp_path):
         with pytest.raises((ValueError, FileNotFoundError), match=says):
             loaded(folder)
 
-    def index(content):
-        return lambda folder: (folder / INDEX).write_text(json.dumps(content))
-
     refused(
         f"two saves.*{first}.*model-00001-of-00099.safetensors",
         lambda folder: shutil.copy(folder / first, folder / "model-00001-of-00099.safetensors"),
     )
-    # a newer index with the same file names, of no use: transformers goes by the files
-    refused(f"lists {moved} in {last}, which lacks it", index({"weight_map": stored | {moved: last}}))
     refused(
         f"{twice} is both in {last}",
         lambda folder: save_file({**load_file(folder / last), twice: torch.ones(1)}, folder / last),
@@ -133,8 +117,10 @@ def test_parts_that_do_not_belong_together_are_refused_by_name(tmp_path):
         f"{len(parts)} files, .* 2 are missing: {first}, {last}",
         lambda folder: [(folder / name).unlink() for name in (first, last)],
     )
-    for content in ({}, {"weight_map": []}, {"weight_map": {"model.norm.weight": 3}}):
-        refused(f"{INDEX} .*weight_map", index(content))
+    # a newer index with the same file names, of no use: transformers goes by the files
+    moved = "model.layers.0.mlp.up_proj.weight"
+    index = {"weight_map": json.loads((whole / INDEX).read_text())["weight_map"] | {moved: last}}
+    refused(f"lists {moved} in {last}, which lacks it", lambda folder: (folder / INDEX).write_text(json.dumps(index)))
 
 
 def test_a_tensor_under_two_names_is_refused(tmp_path):
@@ -146,18 +132,14 @@ def test_a_tensor_under_two_names_is_refused(tmp_path):
             attempt()
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"), [("config.json", "truncated"), (INDEX, "empty"), (SINGLE, "truncated"), ("part", "pointer")]
-)
+@pytest.mark.parametrize(("name", "damage"), [(SINGLE, "truncated"), ("part", "pointer")])
 def test_a_damaged_file_is_named_with_its_size_before_anything_is_loaded(name, damage, tmp_path):
     """tests/common/test_downloads.py has every kind of damage."""
-    path = tmp_path / name
-    save(tmp_path, 1, parts=name in (INDEX, "part"))
-    path = shards_of(tmp_path)[1] if name == "part" else path
+    save(tmp_path, 1, parts=name == "part")
+    path = shards_of(tmp_path)[1] if name == "part" else tmp_path / name
     model = ParallelGPT(config_of_folder(tmp_path))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    data = path.read_bytes()
-    path.write_bytes({"pointer": POINTER.encode(), "empty": b"", "truncated": data[:-2]}[damage])
+    path.write_bytes(POINTER.encode() if damage == "pointer" else path.read_bytes()[:-2])
     cure = r"269,060,552 bytes.*git lfs pull" if damage == "pointer" else "download"
     with pytest.raises(ValueError, match=rf"{path}.*\b{path.stat().st_size:,} bytes.*{cure}"):
         load_folder(model, tmp_path)
@@ -168,12 +150,10 @@ def test_a_damaged_file_is_named_with_its_size_before_anything_is_loaded(name, d
 
 
 def test_a_compiled_model_gets_all_weights_and_a_parameter_without_any_is_named(tmp_path):
-    save(tmp_path, 1)
-    plain = loaded(tmp_path)
-    for wrap in (torch.compile, lambda model: model.layers.__setitem__(0, torch.compile(model.layers[0])) or model):
-        model = wrap(ParallelGPT(config_of_folder(tmp_path)))
-        assert load_folder(model, tmp_path) > 0
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    plain = loaded(save(tmp_path, 1))
+    model = torch.compile(ParallelGPT(config_of_folder(tmp_path)))
+    load_folder(model, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
     model.extra = torch.nn.Linear(1, 1)
     with pytest.raises(ValueError, match="2 parameters .*extra.bias"):
         load_folder(model, tmp_path)

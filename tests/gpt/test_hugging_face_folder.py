@@ -7,6 +7,7 @@ import dataclasses
 import json
 from contextlib import suppress
 from functools import cache
+from unittest import mock
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.generation import generate
 from tplab.gpt.hugging_face import to_hugging_face
 from tplab.gpt.hugging_face_config import gpt_config
-from tplab.gpt.hugging_face_folder import config_of_folder, load_folder
+from tplab.gpt.hugging_face_folder import _Stored, config_of_folder, load_folder
 from tplab.gpt.model import ParallelGPT
 from tplab.tensor.full_state import full_state_dict
 
@@ -52,35 +53,17 @@ def folders(tmp_path_factory):
     return found
 
 
-class Spy:
-    """safetensors' safe_open, which notes the bytes of each slice that is read. It can't read a complete tensor."""
+class Noted:
+    """A tensor in a file. The bytes that are read of it are noted."""
 
-    reads: list[int] = []
+    read = 0
 
-    def __init__(self, file):
-        self.file = file
-
-    def __enter__(self):
-        self.file = self.file.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        return self.file.__exit__(*error)
-
-    def keys(self):
-        return self.file.keys()
-
-    def get_slice(self, name):
-        return Slice(self.file.get_slice(name))
-
-
-class Slice(Spy):
-    def get_shape(self):
-        return self.file.get_shape()
+    def __init__(self, stored):
+        self.stored, self.get_shape = stored, stored.get_shape
 
     def __getitem__(self, place):
-        part = self.file[place]
-        Spy.reads.append(part.nbytes)
+        part = self.stored[place]
+        Noted.read += part.nbytes
         return part
 
 
@@ -89,9 +72,10 @@ def _load_and_run(folder, group=None):
     model = ParallelGPT(config, device="meta", dtype=torch.float64, group=group).to_empty(device="cpu")
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)
-    Spy.reads = []
-    told = load_folder(model, folder)
-    held, largest = (of(parameter.nbytes for parameter in model.parameters()) for of in (sum, max))
+    Noted.read, slice_of = 0, _Stored.slice_of
+    with mock.patch.object(_Stored, "slice_of", lambda stored, name: Noted(slice_of(stored, name))):
+        told = load_folder(model, folder)
+    held = sum(parameter.nbytes for parameter in model.parameters())
     (ids, targets), (rank, _) = tokens(), rank_and_size(group)
     with torch.no_grad():
         logits = model(ids, gather=True)
@@ -102,16 +86,11 @@ def _load_and_run(folder, group=None):
             parameter -= parameter.grad
     tables = [model.embedding.weight, *([] if model.head is None else [model.head.weight])]
     padding = sum(8 * HIDDEN * min(len(table), max(0, (rank + 1) * len(table) - VOCAB)) for table in tables)
-    assert told == sum(Spy.reads) == held - padding, "a rank reads its shards, without padding, and nothing else"
-    assert max(Spy.reads) <= largest, "no slice is larger than the largest shard"
+    assert told == Noted.read == held - padding, "a rank reads its shards, without padding, and nothing else"
     return logits, text, to_hugging_face(full_state_dict(model, group), config)
 
 
 def _all_folders(folders):
-    import safetensors
-
-    plain = safetensors.safe_open
-    safetensors.safe_open = lambda *args, **options: Spy(plain(*args, **options))
     found = [(kind, _load_and_run(folder)) for kind, folder in folders.items()]
     if rank_and_size(None)[1] == 4:
         found.append(("qwen2", _load_and_run(folders["qwen2"], own_group())))
@@ -151,10 +130,7 @@ def changed(folder, **options):
 
 def test_another_configuration_is_refused_by_the_name_of_its_field(folders):
     folder = folders["llama 3.1"]
-    for options in (
-        {"rotary_base": 60.0}, {"rotary_scaling": None}, {"norm_eps": 1e-5}, {"sliding_window": 3},
-        {"num_layers": 1}, {"seq_length": LENGTH + 1}, {"tied_embedding": False}, {"num_kv_heads": 4},
-    ):  # fmt: skip
+    for options in ({"rotary_base": 60.0}, {"rotary_scaling": None}, {"num_layers": 1}, {"seq_length": LENGTH + 1}):
         (field,) = options
         with pytest.raises(ValueError, match=f"the model has {field}="):
             load_folder(changed(folder, **options), folder)
@@ -174,14 +150,6 @@ def written(folder, tmp_path, change):
     return tmp_path
 
 
-def with_shapes(**shapes):
-    """A change that gives the tensors of layer 0 or of the model these shapes."""
-    return lambda state: state.update({
-        name if name in state else f"model.layers.0.mlp.{name}": torch.ones(shape)
-        for name, shape in ((f"{name}.weight", shape) for name, shape in shapes.items())
-    })  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [
@@ -189,12 +157,8 @@ def with_shapes(**shapes):
          "layers.1.attention.qkv.bias should come from model.layers.1.self_attn.k_proj.bias, which"),
         ("mistral", lambda state: state.update({"model.layers.0.self_attn.k_proj.bias": torch.ones(8)}),
          "1 tensors of .* have no place in this Llama"),
-        ("mistral", with_shapes(down_proj=(16, 23)),
-         r"mlp.down_proj.weight in .* is \[16, 23\], and layers.0.mlp.down.weight needs \[16, 24\]"),
-        ("mistral", with_shapes(gate_proj=(20, 16), up_proj=(28, 16)),
+        ("mistral", lambda state: state.update({"model.layers.0.mlp.gate_proj.weight": torch.ones(20, 16)}),
          r"mlp.gate_proj.weight in .* is \[20, 16\], and layers.0.mlp.up.weight needs \[24, 16\]"),
-        ("mistral", with_shapes(lm_head=(301, 16)),
-         r"lm_head.weight in .* is \[301, 16\], and head.weight needs \[300, 16\]"),
         ("llama 3.1", lambda state: state.update({"lm_head.weight": torch.ones(VOCAB, HIDDEN)}),
          "tie_word_embeddings is set in .*, but lm_head.weight differs from the embedding"),
     ],
@@ -262,26 +226,14 @@ def test_each_field_of_their_configuration_is_used_or_refused_or_known_to_have_n
                 assert gpt_config(changed) != config, name
 
 
-def test_the_two_kinds_of_gelu_are_told_apart():
-    options = hugging_face("gpt2").config.to_dict()
-    assert gpt_config(options).activation == "gelu_tanh"
-    assert gpt_config(options | {"activation_function": "gelu"}).activation == "gelu"
-
-
 def test_sliding_windows_are_those_of_transformers():
     qwen2 = {k: v for k, v in hugging_face("qwen2").config.to_dict().items() if k != "layer_types"}
     on = {**qwen2, "use_sliding_window": True, "sliding_window": 4}
     assert gpt_config({**qwen2, "sliding_window": 4}).sliding_window is None
     assert gpt_config({**on, "max_window_layers": 0}).sliding_window == 4
     assert gpt_config({**on, "max_window_layers": LAYERS}).sliding_window is None
-    assert gpt_config({**on, "max_window_layers": 1, "sliding_window": LENGTH}).sliding_window is None
     with pytest.raises(ValueError, match="sliding_window=4 is only for 1 of 2 layers"):
         gpt_config({**on, "max_window_layers": 1})
-    with pytest.raises(ValueError, match="layer_types has 'chunked_attention'"):
-        gpt_config({**on, "layer_types": ["chunked_attention"] * 2})
     mistral = hugging_face("mistral").config.to_dict()
     assert gpt_config(mistral).sliding_window == WINDOW
-    assert gpt_config({**mistral, "sliding_window": None}).sliding_window is None
     assert gpt_config({**mistral, "sliding_window": LENGTH}).sliding_window is None  # it hides nothing
-    without = {k: v for k, v in mistral.items() if k != "sliding_window"}
-    assert gpt_config({**without, "max_position_embeddings": 9000}).sliding_window == 4096  # their default

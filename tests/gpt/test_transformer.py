@@ -6,13 +6,12 @@ has other dtypes, and the scores that are computed again in backward, with dropo
 
 import copy
 
-import pytest
 import torch
 from torch import nn
 
 from tests.gpt.twins import BATCH, FFN, HEADS, HIDDEN, KINDS, layer_batches, parallel_layer, plain_layer
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import assert_trains_like, everywhere, refusals
+from tests.tensor.on_ranks import assert_trains_like, everywhere
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.tensor.full_state import load_full_state_dict
@@ -90,19 +89,11 @@ def test_outputs_gradients_steps_traffic_and_dropout_are_those_of_the_plain_laye
     everywhere(_everything)
 
 
-# Options and misuse
-
-
-@pytest.mark.parametrize(("norm", "plain", "bias"), [("layer", nn.LayerNorm, True), ("rms", nn.RMSNorm, False)])
-def test_a_norm_computes_in_the_dtype_of_the_residual_not_of_its_weight(norm, plain, bias):
-    layer = ParallelTransformerLayer(HIDDEN, HEADS, norm=norm, norm_eps=1e-3, bias=bias, dtype=torch.bfloat16)
-    assert bias or not [name for name, _ in layer.named_parameters() if name.endswith("bias")]
-    x, right = random((BATCH, SEQUENCE, HIDDEN), "x").float(), plain(HIDDEN, eps=1e-3)
-    right.weight.data = random((HIDDEN,), "norm").bfloat16().float()
-    layer.mlp_norm.weight.data = right.weight.data.bfloat16()
-    normed = layer.mlp_norm(x).detach()
-    assert normed.dtype == torch.float32
-    assert_close(normed, right(x).detach(), 1e-6)
+def test_norms_compute_in_the_dtype_of_the_residual_not_of_their_weights():
+    x = random((BATCH, HIDDEN), "x").float()
+    for norm, plain in (("layer", nn.LayerNorm), ("rms", nn.RMSNorm)):
+        layer = ParallelTransformerLayer(HIDDEN, HEADS, norm=norm, dtype=torch.bfloat16)
+        assert_close(layer.mlp_norm(x).detach(), plain(HIDDEN, eps=1e-5)(x).detach(), 1e-6)
 
 
 def test_options_reach_the_second_attention_too():
@@ -117,15 +108,3 @@ def test_options_reach_the_second_attention_too():
         assert bool((reader.weight == 1).all())
         assert reader.async_grad_allreduce
     assert bool((cross.out.weight == 2).all())
-
-
-def test_what_does_not_fit_is_refused_with_what_does():
-    x, reader = torch.zeros(1, 2, HIDDEN), ParallelTransformerLayer(HIDDEN, HEADS, cross_attention=True)
-    refused = {
-        "'layer', 'rms'": lambda: ParallelTransformerLayer(HIDDEN, HEADS, norm="batch"),
-        "hidden_dropout=1.0": lambda: ParallelTransformerLayer(HIDDEN, HEADS, hidden_dropout=1.0),
-        "cross_attention=True": lambda: ParallelTransformerLayer(HIDDEN, HEADS)(x, x),
-        "needs its memory": lambda: reader(x),
-    }
-    for words, message in zip(refused, refusals(*refused.values()), strict=True):
-        assert words in message

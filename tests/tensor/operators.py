@@ -9,12 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from tests.reference import TOLERANCE, assert_close, cut, random
+from tests.reference import assert_close, cut, random
 from tplab import record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.operators import all_gather
-
-TOLERANCES = {torch.float64: TOLERANCE, torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
 class Operator(NamedTuple):
@@ -58,17 +56,8 @@ def transposed(shape, *key):
     return random(shape[::-1], *key).permute(*reversed(range(len(shape))))
 
 
-def sequence_first(shape, *key):
-    """[b, s, h] as a view of [s, b, h], in which a part of the sequence is contiguous."""
-    return random((shape[1], shape[0], *shape[2:]), *key).transpose(0, 1)
-
-
 def every_second(shape, *key):
     return random((*shape[:-1], 2 * shape[-1]), *key)[..., ::2]
-
-
-def offset(shape, *key):
-    return random((shape[0] + 1, *shape[1:]), *key)[1:]
 
 
 def expanded(shape, *key):
@@ -79,13 +68,7 @@ def expanded_rows(shape, *key):
     return random((1, *shape[1:]), *key).expand(shape)
 
 
-def transposed_on_odd_ranks(shape, name, rank):
-    return (transposed if rank % 2 else contiguous)(shape, name, rank)
-
-
-LAYOUTS = (
-    contiguous, transposed, sequence_first, every_second, offset, expanded, expanded_rows, transposed_on_odd_ranks,
-)  # fmt: skip
+LAYOUTS = (contiguous, transposed, every_second, expanded, expanded_rows)
 
 
 class Case(NamedTuple):
@@ -94,7 +77,6 @@ class Case(NamedTuple):
     stride: int = 1
     layout: Callable = contiguous
     dy_layout: Callable = contiguous
-    dtype: torch.dtype = torch.float64
 
 
 def assert_right(group, cases: Sequence[Case]) -> None:
@@ -104,14 +86,14 @@ def assert_right(group, cases: Sequence[Case]) -> None:
     """
     rank, p = rank_and_size(group)
     for case in cases:
-        operator, shape, size = case.operator, list(case.shape), torch.Size(case.shape).numel() * case.dtype.itemsize
+        operator, shape, size = case.operator, list(case.shape), 8 * torch.Size(case.shape).numel()
         if operator.x_is_part:
             shape[operator.dim] //= p
-        x = case.layout(tuple(shape), "x", rank_and_size()[0]).to(case.dtype)
+        x = case.layout(tuple(shape), "x", rank_and_size()[0])
         x_before, x = x.clone(), x.requires_grad_()
         with record() as forward:
             y = operator.call(x, group, **({} if case.stride == 1 else {"stride": case.stride}))
-        dy = case.dy_layout(tuple(y.shape), "dy", rank_and_size()[0]).to(case.dtype)
+        dy = case.dy_layout(tuple(y.shape), "dy", rank_and_size()[0])
         dy_before = dy.clone()
         assert (y is x) == (p == 1)
         with record() as backward:
@@ -119,9 +101,8 @@ def assert_right(group, cases: Sequence[Case]) -> None:
         assert torch.equal(x, x_before), "x was written to"
         assert torch.equal(dy, dy_before), "dy was written to"
         xs, dys = (all_gather(t, group) if p > 1 else [t] for t in (x_before, dy_before))
-        assert_close(y.detach(), operator.forward(xs, operator.dim, case.stride)[rank], TOLERANCES[case.dtype])
-        assert_close(dx, operator.backward(dys, operator.dim, case.stride)[rank], TOLERANCES[case.dtype])
+        assert_close(y.detach(), operator.forward(xs, operator.dim, case.stride)[rank])
+        assert_close(dx, operator.backward(dys, operator.dim, case.stride)[rank])
         for section, kind in zip((forward, backward), operator.sent, strict=True):
-            op, name = None if kind == "all_gather" else "sum", str(case.dtype).removeprefix("torch.")
-            expected = [(kind, size, name, op, True)] if kind and p > 1 else []
-            assert [(c.kind, c.bytes, c.dtype, c.op, c.end is not None) for c in section] == expected
+            expected = [(kind, size, None if kind == "all_gather" else "sum", True)] if kind and p > 1 else []
+            assert [(c.kind, c.bytes, c.op, c.end is not None) for c in section] == expected

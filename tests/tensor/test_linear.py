@@ -43,13 +43,11 @@ SPECIFICATION = [
     Spec(COLUMN, GATHERED,                                  True,  True,  ("gather y",),              ("sum x",)),
     Spec(COLUMN, {"stride": 3, **GATHERED, **APART},        True,  True,  ("gather y", "gather b"),   ("sum x",)),
     Spec(COLUMN, APART,                                     True,  False, (),                         ("sum x",)),
-    Spec(COLUMN, {**APART, **NO_BIAS},                      True,  False, (),                         ("sum x",)),
     Spec(COLUMN, OVERLAP,                                   True,  False, (),                         ("sum x",)),
     Spec(COLUMN, {**OVERLAP, **NO_BIAS},                    True,  False, (),                         ("sum x",)),
     Spec(COLUMN, {**OVERLAP, "stride": 2, **GATHERED},      True,  True,  ("gather y",),              ("sum x",)),
     Spec(ROW,    {},                                        False, True,  ("sum y",),                 ()),
     Spec(ROW,    WHOLE_X,                                   True,  True,  ("sum y",),                 ("gather x",)),
-    Spec(ROW,    {"stride": 3},                             False, True,  ("sum y",),                 ()),
     Spec(ROW,    {"stride": 3, **NO_BIAS, **WHOLE_X},       True,  True,  ("sum y",),                 ("gather x",)),
     Spec(ROW,    APART,                                     False, True,  ("sum y",),                 ()),
     Spec(ROW,    {**APART, **NO_BIAS},                      False, True,  ("sum y",),                 ()),
@@ -79,7 +77,7 @@ class Run(NamedTuple):
 
 USUAL = [spec for spec in SPECIFICATION if spec.options in ({}, OVERLAP, GATHERED, WHOLE_X)]
 RUNS = [Run(spec) for spec in SPECIFICATION]
-RUNS += [Run(spec, shape) for spec in USUAL for shape in [(), (2, 3), (0,), (2, 0)]]
+RUNS += [Run(spec, shape) for spec in USUAL for shape in [(), (2, 3), (0,)]]
 RUNS += [
     Run(spec, layout=x, dy_layout=dy)
     for spec in USUAL
@@ -102,25 +100,6 @@ def _train_all(group):
         )  # fmt: skip
         several = rank_and_size(group)[1] > 1
         assert sent == [run.traffic(names) if several else [] for names in (spec.forward, spec.backward)], run
-
-
-class Several(nn.Module):
-    """A program that uses both layers more than once."""
-
-    def __init__(self, column, row):
-        super().__init__()
-        self.column, self.row = column, row
-
-    def forward(self, x):
-        return self.row(self.column(self.row(self.column(x)))) + self.column(x)
-
-
-def _several_times():
-    twin = with_random_weights(Several(*(nn.Linear(IN, IN, dtype=torch.float64) for _ in range(2))))
-    for overlap in ({}, OVERLAP):
-        column = ColumnParallelLinear(IN, IN, **GATHERED, **overlap, dtype=torch.float64)
-        layers = Several(column, RowParallelLinear(IN, IN, **WHOLE_X, dtype=torch.float64))
-        assert_trains_like(twin, layers, [({"x": random((5, IN), "x")}, random((5, IN), "dy"))], lr=0.1)
 
 
 def _gradients_that_are_not_wanted():
@@ -146,15 +125,15 @@ def _gradients_that_are_not_wanted():
 # Making layers
 
 
-def _made(make, *args, **options):
+def _made(make, **options):
     """The parameters of two layers that are made one after the other, and what is drawn next."""
     torch.manual_seed(7)
-    layers = [kind(IN, OUT, *args, **options) for kind in make]
+    layers = [kind(IN, OUT, **options) for kind in make]
     return [parameter.detach() for layer in layers for parameter in layer.parameters()], torch.rand(3)
 
 
 def _first_values():
-    """With strides 1 and 3, and with an init method, they're the master's."""
+    """With strides 1 and 3, they're those of nn.Linear."""
     rank, p = rank_and_size()
     wholes, afterwards = _made([nn.Linear, nn.Linear])
     for stride in (1, 3):
@@ -163,32 +142,12 @@ def _first_values():
             assert torch.equal(own, cut(whole, dim, rank, p, stride))
         assert torch.equal(found[3], wholes[3])  # the row layer's bias is replicated
         assert torch.equal(then, afterwards)  # what is drawn next is the same on all ranks too
-    torch.manual_seed(7)
-    filled = [nn.init.xavier_normal_(torch.empty(OUT, IN)) for _ in range(2)]
-    (column, column_bias, row, row_bias), _ = _made([COLUMN, ROW], init_method=nn.init.xavier_normal_)
-    assert torch.equal(column, cut(filled[0], 0, rank, p))
-    assert torch.equal(row, cut(filled[1], 1, rank, p))
-    assert not column_bias.any()
-    assert not row_bias.any()
 
 
-def test_the_first_values_are_those_of_nn_linear_to_the_last_bit_for_every_width():
-    for in_features in range(1, 130):
-        torch.manual_seed(in_features)
-        plain = nn.Linear(in_features, 3)
-        torch.manual_seed(in_features)
-        layer = ColumnParallelLinear(in_features, 3)
-        assert torch.equal(layer.weight, plain.weight)
-        assert torch.equal(layer.bias, plain.bias)
-
-
-def test_layers_are_made_on_meta_without_memory_and_filled_later():
-    options = {"device": "meta", "dtype": torch.bfloat16}
-    with torch.device("meta"):
-        assert all(parameter.is_meta for parameter in ColumnParallelLinear(IN, OUT).parameters())
+def test_a_layer_is_made_on_meta_without_memory_and_filled_later():
     for kind in (COLUMN, ROW):
-        layer = kind(IN, OUT, stride=2, **options)
-        assert layer(torch.empty(5, IN, **options)).shape == (5, OUT)
+        layer = kind(IN, OUT, stride=2, device="meta", dtype=torch.bfloat16)
+        assert layer(torch.empty(5, IN, device="meta", dtype=torch.bfloat16)).shape == (5, OUT)
         layer = layer.to_empty(device="cpu").float()
         torch.manual_seed(7)
         later = nn.Linear(IN, OUT)
@@ -205,15 +164,9 @@ def _refuse():
     column, row = ColumnParallelLinear, RowParallelLinear
     assert_refuses(
         (lambda: column(12, 10), "out_features=10 can't be divided over 4 ranks: each rank takes whole co"),
-        (lambda: column(12, 10), "Use p in 1, 2, 5, 10."),
-        (lambda: row(10, 12), "in_features=10 can't be divided over 4 ranks: each rank takes whole rows"),
         (lambda: column(12, 20, stride=2), "out_features/2=10 can't be divided over 4 ranks"),
-        (lambda: column(12, 16, stride=3), "out_features=16 can't be cut into stride=3 equal blocks"),
-        (lambda: row(12, 12, stride=0), "in_features=12 can't be cut into stride=0 equal blocks"),
         (lambda: row(12, 8)(torch.ones(5, 12)), "x [5, 12] should be [.., 3] with input_is_parallel=True"),
-        (lambda: row(12, 8, **WHOLE_X)(torch.ones(5, 3)), "x [5, 3] should be [.., 12] with input_is_par"),
         (lambda: column(12, 8)(torch.ones(5, 3)), "x [5, 3] should be [.., 12]: each rank needs all of x"),
-        (lambda: column(12, 8)(torch.tensor(1.0)), "x [] should be [.., 12]"),
     )
 
 
@@ -221,7 +174,6 @@ def _everything(group):
     _train_all(group)
     if group is None:
         _first_values()
-        _several_times()
     if group is None and rank_and_size()[1] == 4:
         _gradients_that_are_not_wanted()
         _refuse()

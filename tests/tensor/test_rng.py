@@ -1,10 +1,9 @@
 """Random states of the ranks: `tplab.tensor.rng`, against plain torch seeded for one rank at a time.
 
 What a state should give is drawn here by `torch.manual_seed` with the documented seed and F.dropout, on one process.
+tests/gpu/test_on_the_cpu.py runs models again in backward, and tests/gpt/test_transformer.py drops in a layer.
 """
 
-import copy
-import pickle
 import weakref
 from contextlib import contextmanager
 from unittest import mock
@@ -12,16 +11,12 @@ from unittest import mock
 import pytest
 import torch
 import torch.utils.checkpoint
-from torch import nn
 from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import everywhere, refusals
-from tplab import launch
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor import rng as rng_module
-from tplab.tensor.attention import ParallelAttention
-from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
 
 SEED = 5
@@ -87,14 +82,9 @@ def test_dropout_is_torchs_but_for_the_state_it_draws_from():
     assert dropout(x, 0.5, False, sharded=True, rng=tracker) is x
     assert torch.equal(dropout(x, 0.0, sharded=True, rng=tracker), x)
     assert torch.equal(tracker.state_dict()["sharded.rank0"]["cpu"], before["sharded.rank0"]["cpu"])  # nothing drawn
-    assert torch.equal(dropout(x, 1.0, sharded=True, rng=tracker), torch.zeros(SIZE, dtype=torch.float64))
     y = dropout(x, 0.2, sharded=False, rng=tracker)
     assert_close(y[y != 0], x[y != 0] / 0.8)
     assert 0.77 < float((y != 0).double().mean()) < 0.83
-    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
-        dropout(x, 1.5, sharded=True, rng=tracker)
-    with pytest.raises(TypeError, match="sharded"):
-        dropout(x, 0.5, rng=tracker)
 
 
 # Forks
@@ -112,9 +102,6 @@ def test_forks_within_each_other_each_go_on_where_their_state_was_left():
                 kept["sharded"].append(F.dropout(x))
             kept["replicated"].append(F.dropout(x))
         kept["sharded"].append(F.dropout(x))
-        with tracker.fork("sharded"):
-            kept["sharded"].append(F.dropout(x))
-        kept["sharded"].append(F.dropout(x))
     kept["current"].append(F.dropout(x))
     for name, seed in (("current", SEED), ("replicated", SEED + 1359), ("sharded", SEED + 2718)):
         assert_same(kept[name], drawn(seed, len(kept[name])))
@@ -128,35 +115,25 @@ def test_a_state_of_ones_own_is_added_under_a_name():
     with pytest.raises(ValueError, match=r"no random state 'sharded', only \['experts'\].*seed_all\(seed\) makes"):
         with tracker.fork():
             pass
-    with pytest.raises(ValueError, match="there is a random state 'experts' already"):
-        tracker.add("experts", 78)
 
 
 def test_states_that_would_draw_the_same_numbers_on_any_two_ranks_are_refused_on_all():
-    def add(seed, per_rank, first=3, first_per_rank=True):
+    def add(seed, per_rank):
         tracker = RNGTracker()
-        tracker.add("a", first, per_rank=first_per_rank)
+        tracker.add("a", 3, per_rank=True)  # 3 for rank 0, 4 for rank 1, and so on
         tracker.add("b", seed, per_rank=per_rank)
 
-    calls = [
-        lambda: add(3, False, first_per_rank=False),
-        lambda: add(6, False),  # after a first one of seed 3 for rank 0, 4 for rank 1, and so on
-        lambda: add(0, True),
-        lambda: add(3 + 2**32, True, first=5 - 2**32),
-        lambda: add(7, False),
-        lambda: add(7 + 2**32, False),
-        lambda: add(2 - 2**32, False),
-        lambda: add(-1, True),
-    ]
     for rank in range(4):
         with as_rank(rank, 4):
-            same, above, below, wrapped, *apart = refusals(*calls)
-        assert same.startswith("'b' with seed 3 would draw the same numbers as 'a' with seed 3 (of a seed a CPU takes")
-        assert above.startswith("'b' with seed 6 would draw the same numbers as 'a' with seeds 3 to 6")
-        assert "'b' with seeds 0 to 3 would draw the same numbers as 'a' with seeds 3 to 6" in below
-        assert "the last 32 bits): choose another seed" in wrapped
-        assert apart == ["no error"] * 4
-    assert refusals(*calls)[1:] == ["no error"] * 7  # one rank has one seed
+            *same, above, below = refusals(
+                lambda: add(6, False),
+                lambda: add(6 + 2**32, False),  # a CPU's generator takes the last 32 bits
+                lambda: add(0, True),
+                lambda: add(7, False),
+                lambda: add(-1, True),
+            )
+        assert all("would draw the same numbers as 'a' with seeds 3 to 6" in message for message in same)
+        assert above == below == "no error"
 
 
 # Saved and gone on from
@@ -170,22 +147,19 @@ def _go_on(tracker, times=2):
 
 def test_a_saved_state_goes_on_where_it_was_and_is_no_part_of_the_tracker(tmp_path):
     tracker = seed_all(SEED)
-    fresh = tracker.state_dict()
     _go_on(tracker)
     torch.save(tracker.state_dict(), tmp_path / "rng.pt")
-    for _ in range(2):  # what was loaded once is not changed by what is drawn from it
-        state = torch.load(tmp_path / "rng.pt")
-        for other in (seed_all(SEED), seed_all(1234), tracker, copy.deepcopy(tracker)):
-            for _ in range(2):
-                other.load_state_dict(state)
-                replicated, sharded = _go_on(other)
-                assert_same(replicated, drawn(SEED + 1359, 4)[2:])
-                assert_same(sharded, drawn(SEED + 2718, 4)[2:])
-    tracker.load_state_dict(fresh)
-    for states in (fresh, tracker.state_dict()):  # as torch.distributed.checkpoint writes into what it is given
-        for state in states.values():
-            state["cpu"].zero_()
-    assert_same(_go_on(pickle.loads(pickle.dumps(tracker)))[1], drawn(SEED + 2718, 2))
+    state = torch.load(tmp_path / "rng.pt")
+    for other in (seed_all(1234), tracker, tracker):  # what was loaded once is not changed by what is drawn from it
+        other.load_state_dict(state)
+        replicated, sharded = _go_on(other)
+        assert_same(replicated, drawn(SEED + 1359, 4)[2:])
+        assert_same(sharded, drawn(SEED + 2718, 4)[2:])
+    tracker.load_state_dict(state)
+    for states in (state, tracker.state_dict()):  # as torch.distributed.checkpoint writes into what it is given
+        for own in states.values():
+            own["cpu"].zero_()
+    assert_same(_go_on(tracker)[1], drawn(SEED + 2718, 4)[2:])
 
 
 def test_within_a_fork_the_state_that_is_saved_is_the_present_one_and_nothing_can_be_loaded():
@@ -277,32 +251,6 @@ def test_what_happens_inside_is_freed_and_done_again():
     assert len(seen) == 3
 
 
-def _within_each_other(tracker, checkpointed):
-    def call(function, *args):
-        return checkpoint(function, *args, tracker=tracker) if checkpointed else function(*args)
-
-    def outer(x):
-        x = dropout(x, 0.3, sharded=True, rng=tracker)
-        x = call(squared, x, ("sharded", "replicated", "current"), tracker)
-        return dropout(x, 0.3, sharded=True, rng=tracker)
-
-    x = ones()
-    with tracker.fork("sharded"):
-        inside = call(outer, x)
-    outside = call(outer, x)
-    with tracker.fork("replicated"):
-        (inside + outside).sum().backward()
-        replicated = F.dropout(ones(), 0.3)
-    afterwards = [replicated, dropout(ones(), sharded=True, rng=tracker), torch.rand(3)]
-    return [inside.detach(), outside.detach(), *afterwards], x.grad
-
-
-def test_checkpoints_may_stand_within_checkpoints_and_forks_and_backward_within_forks():
-    outcomes, dx = _within_each_other(seed_all(SEED), checkpointed=True)
-    assert_close(dx, 2 * (outcomes[0] + outcomes[1]))
-    assert_same(outcomes, _within_each_other(seed_all(SEED), checkpointed=False)[0])
-
-
 def test_an_exception_in_either_run_leaves_the_states_as_they_were():
     def function(x, fails):
         y = dropout(x, 0.3, sharded=True, rng=tracker)
@@ -321,53 +269,6 @@ def test_an_exception_in_either_run_leaves_the_states_as_they_were():
     with tracker.fork("replicated"):
         assert_same([F.dropout(torch.ones(SIZE))], drawn(SEED + 1359, 3)[2:])
     assert_same([torch.rand(3)], [torch.rand(3, generator=torch.Generator().manual_seed(SEED))])
-
-
-# A layer: attention whose probabilities are dropped, an MLP, and dropout of what both add to x
-
-HIDDEN, HEADS, BATCH, SEQUENCE, RATE = 16, 8, 2, 5, 0.3
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = ParallelAttention(HIDDEN, HEADS, dropout=RATE, dtype=torch.float64)
-        self.mlp = ParallelMLP(HIDDEN, dtype=torch.float64)
-
-    def forward(self, x, rng):
-        x = x + dropout(self.attention(x, rng=rng), RATE, sharded=False, rng=rng)
-        return x + dropout(self.mlp(x), RATE, sharded=False, rng=rng)
-
-
-def _layer_steps(compiled):
-    """What each step gives. If it's compiled, the layer is also run again in backward."""
-    tracker, layer = seed_all(SEED), Layer()
-
-    def run_again(x):
-        return checkpoint(layer, x * 1.0, rng=tracker, tracker=tracker)
-
-    call = torch.compile(run_again, backend="aot_eager") if compiled else lambda x: layer(x, tracker)
-    results = []
-    for step in range(2):
-        x = random((BATCH, SEQUENCE, HIDDEN), "x", step).requires_grad_()
-        out = call(x)
-        out.backward(random(out.shape, "dy", step))
-        results.append({"out": out.detach(), "x": x.grad})
-        results[-1] |= {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
-        layer.zero_grad()
-    return results
-
-
-def _compiled():
-    for found, expected in zip(_layer_steps(compiled=True), _layer_steps(compiled=False), strict=True):
-        for name, tensor in expected.items():
-            assert_close(found[name], tensor)
-
-
-@pytest.mark.slow
-def test_a_compiled_layer_that_is_run_again_drops_the_same():
-    """tests/gpu/test_on_the_cpu.py runs layers again that aren't compiled, and tests/gpt/test_transformer.py drops."""
-    launch(_compiled, 2, timeout=240)
 
 
 # Other generators
@@ -396,14 +297,3 @@ def test_every_generator_of_a_rank_is_kept_and_laid_back(monkeypatch):
     with tracker.fork():
         assert torch.equal(torch.rand(4, generator=gpu), second)
         assert torch.equal(F.dropout(torch.ones(SIZE)), drawn(SEED + 2718, 2)[1])
-
-
-def test_a_gpu_that_is_first_used_within_a_fork_is_told_of(monkeypatch):
-    tracker = seed_all(SEED)
-
-    def use_it(generators):
-        with tracker.fork():
-            monkeypatch.setattr(rng_module, "generators_in_use", lambda: generators)
-
-    with pytest.raises(RuntimeError, match=r"the GPU was first used within fork\('sharded'\).*Use it once before"):
-        use_it({"cpu": torch.default_generator, "cuda": torch.Generator()})
