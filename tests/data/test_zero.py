@@ -295,7 +295,7 @@ def test_optimizers_that_are_not_known_have_to_declare_themselves():
     make_zero(1, model)  # a refusal leaves the model as it was
 
 
-# The optimizer's state. tests/capstone/training/test_grids.py goes on from its checkpoints on other grids
+# The optimizer's state. tests/capstone/training/test_loop.py goes on from its checkpoints on other grids
 
 
 def test_zeros_state_is_that_of_the_plain_optimizer_and_can_be_loaded_into_it():

@@ -1,6 +1,6 @@
 """A GPT in stages: what they compute and write is that of the whole model, with tensor parallelism inside each, too.
 
-tests/cluster/test_three_dimensions.py and tests/capstone/training/test_grids.py train such stages.
+tests/cluster/test_three_dimensions.py and tests/capstone/training/test_loop.py train such stages.
 """
 
 import dataclasses
