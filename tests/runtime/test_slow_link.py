@@ -28,8 +28,8 @@ ALPHA, BANDWIDTH = 0.25, 100.0
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
 def test_the_seconds_are_those_of_the_cost_model(p: int) -> None:
     made, link = SlowLink(ALPHA, BANDWIDTH), Link(ALPHA, 1 / BANDWIDTH)
-    for kind, formula in formulas.COLLECTIVES.items():
-        assert made.seconds(kind, 960, p) == pytest.approx(formula(link, 960, p)), kind
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"):
+        assert made.seconds(kind, 960, p) == pytest.approx(getattr(formulas, kind)(link, 960, p)), kind
     assert made.seconds("recv", 960, p) == made.seconds("send", 960, p)
     assert made.seconds("barrier", 0, p) == 2 * (p - 1) * ALPHA
 
