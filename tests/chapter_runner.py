@@ -19,13 +19,6 @@ def swap(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def swap_all(text: str, *pairs: tuple[str, str]) -> str:
-    """The text with each (old, new) swapped, one after the other."""
-    for old, new in pairs:
-        text = swap(text, old, new)
-    return text
-
-
 @cache
 def chapter(number: int) -> Chapter:
     """The source of a chapter."""

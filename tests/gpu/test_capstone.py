@@ -117,3 +117,4 @@ def test_two_ranks_on_the_cpu_have_them_too(right: list[float], tmp_path: Path) 
     assert far_apart(losses, right, "bfloat16") == {}
     theirs = first_losses(Way("gloo", 2, 0), tmp_path, precision="bfloat16", layers="mine", sample_tokens=4)
     assert far_apart(theirs, right, "bfloat16") == {}
+    assert set(far_apart([loss + 0.5 for loss in losses], right, "bfloat16")) == set(range(1, SETTINGS.steps + 1))
