@@ -1,4 +1,4 @@
-"""`tplab.plain`, which the parallel layers are compared with, against PyTorch's own layers and transformers."""
+"""`tplab.plain`, which the parallel layers are compared with, against PyTorch's decoder layer and transformers."""
 
 import copy
 from dataclasses import replace

@@ -246,11 +246,11 @@ class NotebookPage:
         self.page.goto(f"{self.server.url}doc/tree/{self.path}?token={self.server.token}")
 
     def wait_until_ready(self) -> None:
-        """Wait until the kernel is ready. If it isn't after five minutes, load the page again, as a learner would.
+        """Wait until the kernel is ready. If it isn't after four minutes, load the page again, as a learner would.
 
         JupyterLab once never showed the first notebook of a new server as idle; 100 attempts didn't bring it back.
         """
-        for patience in (300, PATIENCE):
+        for patience in (240, PATIENCE):
             if patience == PATIENCE:
                 self.load()
             with suppress(PlaywrightTimeout):

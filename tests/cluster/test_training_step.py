@@ -37,9 +37,11 @@ def batch(rows=2):
     return torch.randint(0, CONFIG.vocab_size, (2, rows, 6), generator=torch.Generator().manual_seed(3))
 
 
-def stage_and_pipeline(grid):
+def stage_and_pipeline(grid, frozen=False):
     seed_all(5)
     stage = gpt_stages(ParallelGPT(CONFIG, group=grid.get_group("tp")), grid.size(1))[grid.get_local_rank("pp")]
+    if frozen:
+        stage.tied.requires_grad_(False)
     pipeline = Pipeline(
         [stage], one_f_one_b(grid.size(1), 1), shape=(2, 6, 8), loss_sum=stage.loss_sum, tied=stage.tied,
         channels=Channels(grid.get_group("pp")),
@@ -167,8 +169,14 @@ def _nan_on_one_tensor_parallel_rank():
     return float(training.update())
 
 
+def _tied_table_that_one_rank_froze():
+    grid = mesh(pp=2)
+    return refusals(lambda: stage_and_pipeline(grid, frozen=dist.get_rank() == 0))[0]
+
+
 def _on_two():
     return {
+        "frozen": _tied_table_that_one_rank_froze(),
         "overlap": _overlap(),
         "replicas": _of_replicas(),
         "nan": _nan_on_one_tensor_parallel_rank(),
@@ -408,3 +416,8 @@ def test_replicas_that_use_different_layers_and_a_second_last_micro_batch_are_re
 
 def test_a_nan_that_only_another_rank_counts_is_noticed_on_all_ranks(two):
     assert all(on_rank["nan"] != on_rank["nan"] for on_rank in two)
+
+
+def test_a_tied_table_that_only_one_rank_froze_is_refused(two):
+    for on_rank in two:
+        assert "one copy of the tied parameter is frozen and the other isn't" in on_rank["frozen"]

@@ -1,4 +1,4 @@
-"""`tplab.common.files`: a reader never sees a part of a file, and only one process is inside a lock."""
+"""`tplab.common.files`: a write that fails changes nothing, and only one process is inside a lock."""
 
 import errno
 import fcntl

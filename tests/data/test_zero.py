@@ -13,7 +13,7 @@ from tests.tensor.on_ranks import own_group
 from tplab import launch, record
 from tplab.data.flat_parameters import Flat, broadcast, in_buckets
 from tplab.data.grad_norm import clip, grad_norm_of_pieces
-from tplab.data.zero import ZeRO1, ZeRO2, check_elementwise
+from tplab.data.zero import ELEMENTWISE, ZeRO1, ZeRO2, check_elementwise
 from tplab.data.zero3 import ZeRO3
 from tplab.data.zero_state import FullOptimizer
 
@@ -323,3 +323,20 @@ def test_zeros_state_is_that_of_the_plain_optimizer_and_can_be_loaded_into_it():
     theirs["state"][0]["step"] += 1
     with pytest.raises(ValueError, match=r"step is \[3.0, 4.0\] for the parameters of a bucket"):
         full.load_state_dict(theirs)
+
+
+def _updated(optimizer_class, weights, gradients):
+    weights = nn.Parameter(weights.clone())
+    optimizer = optimizer_class([weights], lr=0.1)
+    for gradient in gradients:
+        weights.grad = gradient.clone()
+        optimizer.step()
+    return weights.detach()
+
+
+@pytest.mark.parametrize("optimizer_class", ELEMENTWISE)
+def test_each_known_optimizer_does_with_a_part_what_it_does_with_the_whole(optimizer_class):
+    weights, *gradients = random((7, 6))
+    whole = _updated(optimizer_class, weights, gradients)
+    for part in (slice(2), slice(2, 6)):
+        assert_close(_updated(optimizer_class, weights[part], [each[part] for each in gradients]), whole[part])

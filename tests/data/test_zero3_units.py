@@ -237,3 +237,10 @@ def test_blocks_and_linear_layers_can_be_units(ranks):
     for _, found in ranks:
         assert len(found) == 6
         assert found == pytest.approx(dict.fromkeys(found, expected), rel=1e-10)
+
+
+def test_a_unit_whose_output_hides_its_tensors_is_refused():
+    net = Takes(Returns(lambda y, m: type("Result", (), {"y": y})()))
+    ZeRO3(net, [net.unit], torch.optim.SGD)
+    with pytest.raises(TypeError, match="Returns returns Result, in which ZeRO-3 finds no tensor"):
+        net(torch.ones(2, N))

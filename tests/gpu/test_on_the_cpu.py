@@ -33,3 +33,11 @@ def test_a_result_that_is_too_far_from_plain_torch_is_a_problem() -> None:
     assert near.problem() is None
     assert replace(near, alike=1e-3).problem() == "1.0e-03 from plain torch on cpu"
     assert replace(near, exact=1e-3).problem() == "1.0e-03 from float64 on the CPU"
+
+
+def test_a_problem_is_named_with_its_rank_dtype_and_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = Difference(1e-6, 1e-6, 1e-6, "cpu", SINGLE)
+    found = [{("mlp", SINGLE): {"dx": near}}, {("mlp", SINGLE): {"dx": replace(near, alike=1e-3)}}]
+    monkeypatch.setattr("tests.gpu.implementations.run_all", lambda way: found)
+    (line,) = problems(ON_THE_CPU, "mlp")
+    assert line.startswith("rank 1, float32: dx is ")

@@ -250,3 +250,23 @@ def test_what_does_not_fit_is_refused():
             "chunk 0 of rank 0 gives [2, 3, 6] torch.float64; the pipeline was told",
         ),
     )
+
+
+class Deaf(nn.Module):
+    """Gives the same, whatever goes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.says = nn.Parameter(random((HIDDEN,), "says"))
+
+    def forward(self, x):
+        return self.says.expand(x.shape)
+
+
+def test_a_stage_that_does_not_use_its_input_gives_a_gradient_of_zeros():
+    listens, deaf = nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE), Deaf()
+    pipeline = Pipeline([listens, deaf], interleaved(1, 2, 2), shape=SHAPE, dtype=DTYPE, loss_sum=lambda y, _: y.sum())
+    micro_batches = [random(SHAPE, k) for k in range(2)]
+    pipeline.step(micro_batches, micro_batches)
+    assert deaf.says.grad.any()
+    assert [parameter.grad.any().item() for parameter in listens.parameters()] == [False, False]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplab.runtime.board import SLOTS, Board, Call, Entry, anonymous_file, board_bytes
+from tplab.runtime.board import CHANNELS, SLOTS, Board, Call, Entry, anonymous_file, board_bytes
 from tplab.runtime.diagnosis import deadlocked, explain, snapshot
 
 WORLD = (0, 1, 2)
@@ -87,3 +87,11 @@ def test_a_wait_keeps_its_text_while_its_slot_is_used_again(boards: list[Board])
     for number in range(2, 3 * SLOTS):
         enter(boards, 0, Entry("group", number, "all_reduce", "", WORLD, "train.py:1:step"), wait=False)
     assert [(entry.kind, entry.number) for entry in boards[1].waits(0)] == [("barrier", 1)]
+
+
+def test_more_channels_than_the_board_counts_are_never_called_a_deadlock(boards: list[Board]) -> None:
+    for number in range(CHANNELS + 5):
+        enter(boards, 2, Entry(f"group {number}", 1, "barrier", "", (0, 1, 2), "f:1:g"), wait=False)
+    enter(boards, 0, Entry("one more", 1, "barrier", "", (0, 2), "f:1:g"))
+    boards[0].set_state(2, "returned")
+    assert deadlocked(snapshot(boards[0])) == []

@@ -139,6 +139,11 @@ def receive_from_any_after_the_last_message(rank: int) -> None:
         dist.recv(ones(2))
 
 
+def another_tag(rank: int) -> None:
+    for tag in (0, 1 + rank):
+        dist.recv(ones(2), 0, tag=tag) if rank else dist.send(ones(2), 1, tag=tag)
+
+
 def crossed_groups(rank: int) -> None:
     first = dist.new_group([0, 1])
     second = dist.new_group([0, 1])
@@ -178,6 +183,7 @@ CASES = {  # the number of ranks, what each does given its rank, and words of th
                          ["rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([2]",
                           "have one side send first"]),
     "two large sends":  (2, lambda rank: dist.send(ones(1 << 20), dst=1 - rank), ["rank 1 never receives from rank 0"]),
+    "another tag":      (2, another_tag, ["rank 0 sends to rank 1 with tag 1, but rank 1 expects a message with tag"]),
     "a lost message":   (2, sends_and_returns,
                          ["rank 0 began to send message #1 to rank 1 and has returned; rank 1 is waiting in recv",
                           "Keep the handle that dist.isend returns"]),

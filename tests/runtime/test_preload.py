@@ -99,3 +99,13 @@ def test_a_module_that_would_initialize_cuda_is_left_to_the_ranks(source: str, i
     wants(name, has_gpu=True).import_next()
     assert (name in sys.modules) == imported
     assert not torch.cuda.is_initialized()
+
+
+def test_random_numbers_are_those_of_a_process_that_did_not_import(module) -> None:
+    wanted = wants(module("import torch; torch.manual_seed(5); drawn = torch.rand(3)"))
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    wanted.import_next()
+    assert "to_be_preloaded" in sys.modules
+    assert torch.rand(2).equal(expected)

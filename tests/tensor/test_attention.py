@@ -18,7 +18,7 @@ from tplab import record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.plain import Attention
 from tplab.tensor.attention import ParallelAttention
-from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.qkv import QKVParallelLinear
 
 HIDDEN, HEADS = 16, 8
@@ -165,6 +165,18 @@ def _refuse():
     )
 
 
+def _first_values_are_those_of_plain_linears():
+    for num_kv_heads in (HEADS, 2):
+        torch.manual_seed(11)
+        qkv, out = nn.Linear(HIDDEN, (HEADS + 2 * num_kv_heads) * 2), nn.Linear(HEADS * 2, HIDDEN)
+        afterwards = torch.rand(2)
+        torch.manual_seed(11)
+        state = full_state_dict(ParallelAttention(HIDDEN, HEADS, num_kv_heads))
+        assert list(state) == ["qkv.weight", "qkv.bias", "out.weight", "out.bias"]
+        assert all(map(torch.equal, state.values(), (qkv.weight, qkv.bias, out.weight, out.bias)))
+        assert torch.equal(torch.rand(2), afterwards)
+
+
 def _layers_share_one_process_group_for_each_number_of_copies():
     first, second = QKVParallelLinear(HIDDEN, HEADS, 2, 2), QKVParallelLinear(HIDDEN, 4, 2, 4)
     twin = copy.deepcopy(nn.Sequential(first))[0]
@@ -179,6 +191,7 @@ def _everything(group):
         _generate(case, padded, group)
     if group is None and rank_and_size()[1] == 4:
         _refuse()
+        _first_values_are_those_of_plain_linears()
         _layers_share_one_process_group_for_each_number_of_copies()
 
 

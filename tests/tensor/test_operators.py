@@ -1,6 +1,6 @@
 """f, g, scatter and gather: `tplab.tensor.operators`, against their formulas in plain torch, on real ranks.
 
-tests/gpu/test_on_the_cpu.py has other dtypes.
+tests/gpu/test_on_the_cpu.py has other dtypes, within layers.
 """
 
 import torch
@@ -62,6 +62,9 @@ def _written_results():
             (message,) = refusals(lambda y=y: y.add_(1), kind=RuntimeError)
             assert torch.equal(x, random((2, 8, 8), "x")), call
             assert message == "no error" or wants_grad
+    assert refusals(lambda: copy_to_region(random((4,), "x").requires_grad_()).add_(1), kind=RuntimeError) != [
+        "no error"
+    ]
 
 
 def _on_two_ranks():

@@ -68,7 +68,7 @@ def _padding_does_not_count_by_default(group):
 
 # Ids of every integer dtype
 
-DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16]
+DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 LATE = {"check_target": False}
 
 

@@ -61,7 +61,7 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model in training, what it held behind each step, and a folder with the checkpoints of steps 1 and 2."""
+    """A model in training, what it held after each step, and a folder with the checkpoints of steps 1 and 2."""
     model, optimizer = build()
     root, states = tmp_path_factory.mktemp("run") / "checkpoints", {}
     for step in (1, 2, 3):

@@ -3,6 +3,7 @@
 The text is read back from the raw files with numpy and decoded: it must be that of the folder, document by document.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -190,7 +191,7 @@ def test_one_rank_makes_them_the_others_wait_and_all_are_told_of_an_error(settin
 
 
 def test_a_kill_leaves_nothing_that_counts(tmp_path: Path) -> None:
-    """A copy of this process kills itself when it has written something, but the folder doesn't have its name yet."""
+    """A forked copy of this process kills itself after it has written a file, but before the folder gets its name."""
     child = os.fork()
     if child == 0:
         try:
@@ -212,3 +213,13 @@ def test_what_lies_in_the_place_of_the_link_is_not_overwritten(settings: Setting
         prepare(settings)
     assert [path.name for path in own.parent.iterdir()] == ["tokens"]
     assert own.read_text() == "mine"
+
+
+def test_a_run_of_an_earlier_version_is_not_resumed(settings: Settings) -> None:
+    files = prepare(settings)
+    about = json.loads((files.folder / "about.json").read_text())
+    (files.folder / "about.json").write_text(json.dumps(about | {"format": about["format"] - 1}))
+    (Path(settings.folder) / "checkpoints" / "step-000100").mkdir(parents=True)
+    says = f"{settings.folder}/tokens has the tokens of an earlier version of tplab, .* in another folder"
+    with pytest.raises(ValueError, match=says):
+        prepare(settings)

@@ -28,6 +28,7 @@ BAD, NOTE, FINE = "to mend", "!", ""
         ("PyTorch", {"torch_error": "No module named 'torch'", "gloo": False}, BAD, ("No module named", "make lab")),
         ("PyTorch", {"torch": "2.4.1", "fits": False}, BAD, ("2.4.1", ">=2.12")),
         ("PyTorch", {"gloo": False}, BAD, ("without gloo",)),
+        ("GPUs", {"gpus": ["H100"], "nccl": True}, FINE, ("H100",)),
         ("GPUs", {"unseen": ["L4"], "complaint": "The driver is too old"}, NOTE, ("L4", "The driver is too old")),
         ("memory", {"memory": 0.3}, BAD, ("0.3 GB", "Shut Down All Kernels")),
         ("loopback", {"loopback": "Network is unreachable"}, BAD, ("Network is unreachable", "ip link set lo up")),
@@ -48,6 +49,7 @@ def test_a_fault_is_named_with_its_remedy_and_what_is_bad_decides_the_exit_code(
     assert [word for word in words if word not in said] == []
     assert (f"1 to mend: {what}." in said) == (state == BAD)
     assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✗", "!")] == [what] * bool(state)
+    assert ("→" in said) == bool(state)
 
 
 def test_a_containers_limit_is_the_memory_there_is(tmp_path):

@@ -1,4 +1,4 @@
-"""How verdicts and failures look: stable text, HTML that escapes what it shows, and no launcher frames in IPython."""
+"""How verdicts and failures look: text, HTML that escapes what it shows, and no launcher frames in IPython."""
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell

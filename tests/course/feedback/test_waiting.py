@@ -115,7 +115,7 @@ def test_a_stopped_check_says_where_the_answer_was(book: Notebook) -> None:
 
 def test_a_written_exercise_passes_and_what_was_missing_is_made(book: Notebook) -> None:
     book.run("first = shard(torch.ones(4), 0, 0, 2)")
-    book.run("first = 1 / 0")
+    book.run("first = 1 / 0")  # fails, so `first` is still missing
     book.run(RIGHT)
     assert "Exercise 2.1 passed" in book.run(CHECK).text
     assert "waiting for exercise 2.1" in book.run("first").text

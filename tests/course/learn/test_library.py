@@ -136,6 +136,9 @@ def test_an_edited_file_of_a_library_from_before_the_operators_had_their_name_is
     assert not before.exists()
     assert answers.read_text() == text
     assert [copy.read_text() for copy in (course.folder / "kept").iterdir()] == [text + "mine = 1\n"]
+    before.write_text("a file of the learner's own")
+    pass_all(course, ["4.1"])
+    assert before.read_text() == "a file of the learner's own"
 
 
 @pytest.fixture

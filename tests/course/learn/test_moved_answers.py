@@ -133,6 +133,7 @@ def answer(head: str) -> str:
     return f"{head}:\n    return 1  # mine"
 
 
+SHARDS = {"e2_1": stub("2.1", "def shard(x)"), "e4_3": stub("4.3", "def shard(x)")}
 CHANGED = "Exercise {} in 02_page.ipynb has changed. Your answer is in its new version."
 
 
@@ -156,8 +157,12 @@ CHANGED = "Exercise {} in 02_page.ipynb has changed. Your answer is in its new v
             ["Your answers to 3.2 and 3.3 are now in exercise 3.3 in 02_page.ipynb."],
             ["\n\n\n".join([answer("class G"), answer("class S"), stub("3.3", "class T")])],
         ),
+        (  # an answer to one of two exercises that ask for the same name isn't one to the other
+            notebook(**SHARDS), notebook(**SHARDS | {"e2_1": answer("def shard(x)")}), notebook(**SHARDS), [],
+            [answer("def shard(x)"), SHARDS["e4_3"]],
+        ),
     ],
-    ids=["other arguments", "a new name", "joined"],
+    ids=["other arguments", "a new name", "joined", "the same name twice"],
 )  # fmt: skip
 def test_where_an_answer_is_after_the_exercise_changed(old, mine, new, told, cells, tmp_path):
     made = Chapters(tmp_path)

@@ -99,6 +99,9 @@ def test_a_page_that_the_course_has_renamed_is_renamed_with_the_answers_in_it(co
     (told,) = start.update(course).moved
     assert NAME in told
     assert "tiny.ipynb" in told
+    before.write_text("a damaged notebook")
+    assert start.start(course).moved == []
+    assert (now.read_bytes(), before.read_text()) == (mine, "a damaged notebook")
 
 
 def test_a_folder_that_is_none_of_the_learners_is_refused(root, monkeypatch, capsys):

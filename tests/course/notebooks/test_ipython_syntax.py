@@ -9,7 +9,7 @@ import pytest
 
 from tplab.course.grade.answers import is_stub, names_in
 from tplab.course.grade.needs import has_side_effects
-from tplab.course.notebooks.ipython_syntax import ipython_lines
+from tplab.course.notebooks.ipython_syntax import ipython_lines, to_python
 from tplab.course.notebooks.source import bound_names, checked_in, parse_code, predictions_in, used_names
 
 CELLS = [
@@ -96,3 +96,13 @@ def test_a_stub_is_known_by_what_it_raises_and_not_by_a_comment():
     assert is_stub("%%time\n" + stub.replace('"', "'"), "4.1")
     assert not is_stub(stub, "4.2")
     assert not is_stub('def f(x):\n    # raise NotImplementedError("exercise 4.1")\n    return x', "4.1")
+
+
+def test_lines_that_are_python_keep_their_text_and_their_place():
+    python = ("def", "class", "for", "w =", "import")
+    for cell in CELLS:
+        lines = [line.strip() for line in to_python(cell).split("\n")]
+        plain = [line.strip() for line in cell.split("\n") if line.strip().startswith(python)]
+        assert [line for line in plain if line not in lines] == []
+        if "\\" not in cell and cell.strip() == cell and ">>>" not in cell:
+            assert [lines[place] for place, line in enumerate(cell.split("\n")) if line.strip() in plain] == plain
