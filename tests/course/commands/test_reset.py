@@ -111,7 +111,7 @@ def test_a_course_that_does_not_fit_together_is_refused(root, path, learner, cap
     before = path.read_bytes()
     tiny.write(root, tiny.source(2))
     assert run(root, "90", "--yes") == 2
-    assert "tplab build" in capsys.readouterr().err
+    assert "make notebooks" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert kept(root) == []
 
