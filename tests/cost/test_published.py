@@ -45,15 +45,25 @@ def test_parameters_flops_and_share_of_the_peak_are_those_of_equations_2_and_3_a
     assert run.tflops * 1e12 / A100.flops == pytest.approx(run.share_of_peak, abs=0.006)
 
 
-# 1.2 billion parameters on one GPU of a DGX-2H, batch size 8, recomputed activations: 39 TFLOP/s in Shoeybi et al.
-# 2019, "Megatron-LM", and 62.4 a year later in "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1
+# Shoeybi et al. 2019, "Megatron-LM", and 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: a model
+# with 1.2 billion parameters on V100s in a DGX-2H, with batch size 8 and recomputed activations
+
+
+def reached_on_v100s(p: int) -> float:
+    layout = Layout(tp=p, micro_batch=8, recompute="layers")
+    return throughput(gpt(40, 1536, 16, 1024), layout, V100, Program(overlap_input_gradient=False)).hardware
 
 
 def test_one_v100_reaches_what_megatron_did_once_its_kernels_were_fused():
-    layout = Layout(micro_batch=8, recompute="layers")
-    reached = throughput(gpt(40, 1536, 16, 1024), layout, V100, Program(overlap_input_gradient=False)).hardware
-    assert reached == pytest.approx(62.4e12, rel=0.03)
-    assert reached > 1.5 * 39e12
+    assert reached_on_v100s(1) == pytest.approx(62.4e12, rel=0.03)
+    assert reached_on_v100s(1) > 1.5 * 39e12  # a year earlier, the program was slower
+
+
+def test_the_speedups_of_2019_are_overstated_by_up_to_28_percent():
+    """As chapter 11 says. It fits a program with unfused kernels: a part of its time doesn't get shorter with p."""
+    published = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}  # table 8
+    overstated = [p * reached_on_v100s(p) / reached_on_v100s(1) / faster for p, faster in published.items()]
+    assert overstated == pytest.approx([1.0, 1.06, 1.18, 1.28], abs=0.01)
 
 
 # Dubey et al. 2024, "The Llama 3 Herd of Models", table 4, H100
@@ -107,7 +117,8 @@ def test_all_28_values_are_within_10_percent_and_right_on_average_but_too_fast_w
     ("term", "alone", "within"),  # mean with this term alone; values within 10% if it is left out
     [
         ("matmul traffic", 1.147, 20), ("wave quantization", 1.160, 24), ("ring bandwidth", 1.191, 25),
-        ("bookkeeping", 1.194, 25), ("kernel launches", 1.211, 26),
+        ("bookkeeping", 1.194, 25), ("memory bandwidth", 1.199, 24), ("kernel launches", 1.211, 26),
+        ("busy SMs", 1.214, 28),
     ],
 )  # fmt: skip
 def test_each_term_explains_its_part_of_the_gap(term, alone, within):
