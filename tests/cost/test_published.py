@@ -45,8 +45,8 @@ def test_parameters_flops_and_share_of_the_peak_are_those_of_equations_2_and_3_a
     assert run.tflops * 1e12 / A100.flops == pytest.approx(run.share_of_peak, abs=0.006)
 
 
-# Shoeybi et al. 2019, "Megatron-LM", and 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: a model
-# with 1.2 billion parameters on V100s in a DGX-2H, with batch size 8 and recomputed activations
+# Shoeybi et al. 2019, "Megatron-LM", and 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: a
+# model with 1.2 billion parameters on V100s in a DGX-2H, with batch size 8 and recomputed activations
 
 
 def reached_on_v100s(p: int) -> float:

@@ -26,3 +26,13 @@ def test_ranks_differ_from_each_other_by_a_few_eps_and_by_about_as_much_as_the_p
         assert all(difference < 32 * eps for difference in differences), row
         for number, here in zip(numbers, measured[row], strict=True):
             assert number == here == 0 or number / 10 < here < 10 * number, (row, numbers, measured[row])
+
+
+def test_the_order_of_a_sum_matters():
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    first, *lines = code.splitlines()
+    values: dict[str, torch.Tensor] = {}
+    exec(first, {"torch": torch}, values)
+    for line in lines:
+        expression, said = re.match(r"(.*?)  # (-?[\d.]+)", line).groups()
+        assert eval(expression, {}, values).item() == float(said)

@@ -29,13 +29,17 @@ def test_index_has_the_chapters_of_the_readme():
 
 
 def test_index_links_to_every_chapter_and_says_how_much_it_asks():
-    there = {}
+    there, minutes = {}, []
     for path in sources(ROOT):
         exercises = len(read(path).of_role("exercise"))
-        minutes = re.search(r"About (\d+) minutes", path.read_text())[1]
-        there[number_of(path.stem)] = (f"{path.stem}.ipynb", f"{exercises}, about {minutes} min")
+        minutes.append(int(re.search(r"About (\d+) minutes", path.read_text())[1]))
+        there[number_of(path.stem)] = (f"{path.stem}.ipynb", f"{exercises}, about {minutes[-1]} min")
     assert {number: (row[1], row[3]) for number, row in rows(TEXT).items()} == there
     assert all((ROOT / "chapters" / file).exists() for file, _ in there.values())
+    each = f"takes {min(minutes[1:])} to {max(minutes[1:])} minutes"  # but for the start page
+    assert each in TEXT
+    assert each in (ROOT / "README.md").read_text()
+    assert f"about {sum(minutes) // 60} hours" in TEXT
 
 
 def test_index_begins_with_the_progress_page_and_fits_its_source():
