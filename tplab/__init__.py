@@ -3,7 +3,6 @@
     launch(fn, world_size)   run fn on real ranks, from a notebook cell or a script
     record()                 record the collectives that this rank enters inside a `with` block
     device()                 return the device that this rank computes on
-    %%ranks 4                run a notebook cell on 4 ranks (available as soon as tplab is imported in IPython)
 
 Everything else is in rooms (subpackages), in the order of the chapters in parentheses, and in a module, `plain`:
 
@@ -46,7 +45,7 @@ def __getattr__(name: str) -> Any:
     return getattr(runtime, name)
 
 
-if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
-    from tplab.runtime.magic import register_in_ipython
+if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None and sys.platform != "win32":
+    from tplab.runtime.forkserver import fork_server
 
-    register_in_ipython()
+    fork_server()  # it imports torch while the learner is still reading

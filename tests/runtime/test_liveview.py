@@ -1,6 +1,5 @@
 """The live view: what it says about each rank, and that it shows only long runs. (In a notebook: test_notebook.py.)"""
 
-import io
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -9,7 +8,7 @@ import pytest
 
 from tplab.runtime import liveview
 from tplab.runtime.board import Entry
-from tplab.runtime.liveview import LiveView, Now, StatusLine, WidgetView, look, to_html, to_line
+from tplab.runtime.liveview import LiveView, Now, look, to_html
 
 
 def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:
@@ -48,13 +47,10 @@ def test_what_ranks_do_is_put_into_words(pages: list[str | Entry], entered: dict
 RANKS = [*(Now(rank, "waiting", "waits in <b>bold #1") for rank in range(2)), Now(2, "computing", "computing")]
 
 
-def test_html_has_a_box_for_every_rank_and_a_line_puts_ranks_that_do_the_same_together() -> None:
+def test_html_has_a_box_for_every_rank() -> None:
     html = to_html(RANKS, 4.24)
     assert html.count("waits in &lt;b&gt;bold #1") == 2
     assert html.count("● computing") == 1
-    line = "4.2 s  ranks 0, 1 ○ waits in <b>bold #1  rank 2 ● computing"
-    assert to_line(RANKS, 4.24, 200) == line
-    assert to_line(RANKS, 4.24, 40) == line[:39] + "…"  # it keeps its width
 
 
 @pytest.mark.parametrize(("error", "drawn"), [(None, [1.0, 1.5]), (RuntimeError("no page"), [1.0])])
@@ -63,49 +59,38 @@ def test_a_view_is_drawn_after_a_second_and_not_too_often_and_gives_up_where_it_
 ) -> None:
     now = iter([0.0, 0.9, 1.0, 1.1, 1.5])
     monkeypatch.setattr(liveview, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(liveview, "has_page", lambda: True)
     view, draw = LiveView(list), Mock(side_effect=error)
     monkeypatch.setattr(view, "_draw", draw)
-    monkeypatch.setattr(view, "_remove", Mock(side_effect=error))
+    monkeypatch.setattr(view, "_handle", Mock(update=Mock(side_effect=error)))
     for _ in range(4):
         view.refresh()
     view.close()
-    assert [call.args[0] for call in draw.call_args_list] == drawn
-
-
-def test_a_status_line_makes_room_for_what_is_printed_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "40")
-    line = StatusLine(lambda: RANKS)
-    line._draw(4.24)
-    assert terminal.getvalue() == "\r\x1b[K" + to_line(RANKS, 4.24, 39)
-    line.hide()
-    line.close()
-    assert terminal.getvalue().endswith("…\r\x1b[K")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+    assert [call.args[0] for call in draw.call_args_list] == [to_html([], seconds) for seconds in drawn]
 
 
 PAGE = {"JPY_SESSION_NAME": "chapters/04_parallel_linear.ipynb"}
-PLACES = {  # stderr, environment variables, IPython's kernel, and the view
-    "a terminal": (Terminal, {"TERM": "xterm"}, None, StatusLine),
-    "a pipe": (io.StringIO, {"TERM": "xterm"}, None, LiveView),
-    "JupyterLab": (io.StringIO, PAGE, 7, WidgetView),
-    "nbclient, nbval and VS Code": (io.StringIO, {}, 7, LiveView),
+PLACES = {  # environment variables, IPython's kernel, and whether there's a page
+    "a terminal": ({}, None, False),
+    "JupyterLab": (PAGE, 7, True),
+    "a program that JupyterLab's terminal runs": (PAGE, None, False),
+    "nbclient, nbval and VS Code": ({}, 7, False),
 }
 
 
-@pytest.mark.parametrize(("stderr", "variables", "kernel", "view"), PLACES.values(), ids=PLACES)
-def test_a_view_is_shown_on_a_page_and_in_a_terminal_and_nowhere_else(
-    stderr, variables, kernel, view, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("variables", "kernel", "page"), PLACES.values(), ids=PLACES)
+def test_a_view_is_shown_on_a_page_and_nowhere_else(
+    variables: dict[str, str], kernel: int | None, page: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", stderr())
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=kernel))
     monkeypatch.setitem(sys.modules, "IPython", shell)
-    assert type(liveview.live_view(board([], {}), list)) is view
+    assert liveview.has_page() == page
+    now = iter([0.0, 1.5])
+    monkeypatch.setattr(liveview, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    view, draw = LiveView(list), Mock()
+    monkeypatch.setattr(view, "_draw", draw)
+    view.refresh()
+    assert draw.called == page

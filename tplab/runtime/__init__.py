@@ -22,7 +22,6 @@ liveview    shows what every rank is doing during a run
 slow_link   makes messages and collectives take as long as on a slower link
 shared_memory  all-reduces through memory that the ranks share, instead of through gloo
 torchrun    runs launch() on ranks that torchrun has started
-magic       the %%ranks cell magic
 """
 
 from tplab.runtime.devices import device

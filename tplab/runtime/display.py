@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from tplab.runtime.failures import name_cells_in
@@ -18,7 +17,6 @@ class Output:
     def __init__(self, world_size: int) -> None:
         self._text = [bytearray() for _ in range(world_size)]
         self._changed = False
-        self.before_print: Callable[[], None] = lambda: None  # moves a status line out of the way
 
     def write(self, rank: int, data: bytes) -> None:
         text = self._text[rank]
@@ -105,7 +103,6 @@ class TerminalOutput(Output):
             self._print(rank, text)
 
     def _print(self, rank: int, text: str) -> None:
-        self.before_print()
         for line in as_lines(text):
             print(f"[rank {rank}] {line}")
         sys.stdout.flush()

@@ -2,14 +2,12 @@
 
     rank 0  ● computing        rank 1  ○ waits in all_reduce #3 for rank 0        rank 2  ✓ finished        4.2 s
 
-In JupyterLab, the view is a row of boxes, in a widget that disappears when the run ends. In a terminal, it is one line,
-which is cleared when the run ends. Elsewhere, nothing is shown. A run shorter than SHOWN_AFTER seconds is never shown
-and costs nothing. `look` reads the board (the shared memory in which ranks announce what they're doing), `to_html` and
-`to_line` are pure functions, and the classes only draw the result.
+The view is a row of boxes on a notebook page, in a widget that disappears when the run ends. A run shorter than
+SHOWN_AFTER seconds is never shown and costs nothing. `look` reads the board (the shared memory in which ranks announce
+what they're doing), `to_html` is a pure function, and the class only draws the result.
 """
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -82,25 +80,20 @@ def _box(now: Now) -> str:
     return f'<div style="{style}"><b>rank {now.rank}</b><br>{sign} {escape(now.words)}</div>'
 
 
-def to_line(ranks: Sequence[Now], seconds: float, width: int) -> str:
-    """Render the states as one line of at most `width` characters. Ranks that do the same thing are grouped."""
-    groups: dict[str, list[int]] = {}
-    for now in ranks:
-        groups.setdefault(f"{LOOK[now.doing][0]} {now.words}", []).append(now.rank)
-    line = "  ".join([f"{seconds:.1f} s", *(f"{rank_names(who)} {what}" for what, who in groups.items())])
-    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
-
-
 class LiveView:
-    """Base class that shows nothing. After SHOWN_AFTER seconds, subclasses keep drawing the states that `see` returns.
+    """Shows the ranks as a row of boxes in the output of a notebook cell. Leaves no trace in the saved notebook.
 
-    A view must never disturb the run that it shows, so it stops drawing for good after the first error.
+    From SHOWN_AFTER seconds on, it keeps drawing the states that `see` returns. A view must never disturb the run that
+    it shows, so it stops drawing for good after the first error. It's never drawn where no page shows this kernel.
     """
+
+    _widget: Any = None
+    _handle: Any = None
 
     def __init__(self, see: Callable[[], list[Now]]) -> None:
         self._see = see
         self._started = time.monotonic()
-        self._due = self._started + SHOWN_AFTER
+        self._due = self._started + SHOWN_AFTER if has_page() else float("inf")
 
     def refresh(self) -> None:
         """Draw the view if an update is due. Called often while the ranks run."""
@@ -108,55 +101,11 @@ class LiveView:
         if now >= self._due:
             self._due = now + REFRESH_SECONDS
             try:
-                self._draw(now - self._started)
+                self._draw(to_html(self._see(), now - self._started))
             except Exception:
                 self._due = float("inf")
 
-    def hide(self) -> None:
-        """Make room for other text. Called before any text is printed."""
-
-    def close(self) -> None:
-        """Remove the view. Called once, when the run has ended."""
-        self._due = float("inf")
-        with suppress(Exception):
-            self._remove()
-
-    def _draw(self, seconds: float) -> None:
-        pass
-
-    def _remove(self) -> None:
-        self.hide()
-
-
-class StatusLine(LiveView):
-    """Shows the ranks in the last line of the terminal, on stderr."""
-
-    _shown = False
-
-    def _draw(self, seconds: float) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        self._write(to_line(self._see(), seconds, width))
-        self._shown = True
-
-    def hide(self) -> None:
-        if self._shown:
-            self._shown = False
-            self._write("")
-
-    @staticmethod
-    def _write(line: str) -> None:
-        sys.stderr.write("\r\x1b[K" + line)
-        sys.stderr.flush()
-
-
-class WidgetView(LiveView):
-    """Shows the ranks as a row of boxes in the output of a notebook cell. Leaves no trace in the saved notebook."""
-
-    _widget: Any = None
-    _handle: Any = None
-
-    def _draw(self, seconds: float) -> None:
-        html = to_html(self._see(), seconds)
+    def _draw(self, html: str) -> None:
         if self._widget is not None:
             self._widget.value = html
             return
@@ -168,27 +117,18 @@ class WidgetView(LiveView):
         self._handle = DisplayHandle()  # stored before anything is shown, in case of an interrupt
         self._handle.display(data, raw=True)
 
-    def _remove(self) -> None:
-        if self._handle is not None:
-            self._handle.update({}, raw=True)  # the saved notebook only contains an empty output, which shows nothing
-        if self._widget is not None:
-            for part in (self._widget, self._widget.style, self._widget.layout):
-                part.close()
+    def close(self) -> None:
+        """Remove the view. Called once, when the run has ended."""
+        self._due = float("inf")
+        with suppress(Exception):
+            if self._handle is not None:
+                self._handle.update({}, raw=True)  # the saved notebook only has an empty output, which shows nothing
+            if self._widget is not None:
+                for part in (self._widget, self._widget.style, self._widget.layout):
+                    part.close()
 
 
-def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
-    """Create the view for the current environment: a notebook page, a terminal, or neither."""
-
-    def see() -> list[Now]:
-        return look(board, dead())
-
-    if _has_page():
-        return WidgetView(see)
-    terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    return StatusLine(see) if terminal else LiveView(see)
-
-
-def _has_page() -> bool:
+def has_page() -> bool:
     """Return True if a notebook page shows this kernel. Jupyter's server sets JPY_SESSION_NAME for such kernels.
 
     nbclient, nbval and VS Code start kernels themselves and don't set it. Colab has a server, but no built-in widgets.

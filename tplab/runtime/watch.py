@@ -37,7 +37,7 @@ from tplab.runtime.failures import (
     split_message,
 )
 from tplab.runtime.forkserver import ForkServer, read_status
-from tplab.runtime.liveview import live_view
+from tplab.runtime.liveview import LiveView, look
 from tplab.runtime.records import Record, Results
 
 POLL_SECONDS = 0.1
@@ -125,8 +125,7 @@ class RankProcess:
 class Watch:
     def __init__(self, ranks: Sequence[RankProcess], board: Board, output: Output) -> None:
         self.ranks, self.board, self.output = ranks, board, output
-        self.view = live_view(board, lambda: [rank.rank for rank in ranks if not rank.alive])
-        output.before_print = self.view.hide
+        self.view = LiveView(lambda: look(board, [rank.rank for rank in ranks if not rank.alive]))
         self._ask_again_at = 0.0
         self.selector = selectors.DefaultSelector()
         for rank in ranks:

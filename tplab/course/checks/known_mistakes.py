@@ -46,7 +46,7 @@ LAUNCH_SECONDS = 600.0  # dozens of mistakes share a launch, and the machine may
 RECORD = Path("solutions", "tables.json")
 TPLAB = COURSE.parent
 # Code that builds, shows, or grades notebooks, or that shows a launch while it runs
-IN_NO_CHECK = re.compile(r"viz/|course/(?!checks/|exercises/)|runtime/(liveview|display|magic|torchrun)\.py")
+IN_NO_CHECK = re.compile(r"viz/|course/(?!checks/|exercises/)|runtime/(liveview|display|torchrun)\.py")
 HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 UNCHANGED = Mistake("the reference answer", (), fails=False, where="")
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
