@@ -18,7 +18,7 @@ def book() -> Iterator[Notebook]:
 
 
 def descendants(book: Notebook) -> list[psutil.Process]:
-    """The kernel's fork server, and below it the ranks and the spares."""
+    """The kernel's fork server, and below it the ranks."""
     return psutil.Process(book.manager.provisioner.pid).children(recursive=True)
 
 

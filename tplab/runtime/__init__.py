@@ -4,7 +4,6 @@ launcher    launch(): checks its arguments, starts one process per rank, and ret
 devices     chooses the backend, and the GPU that each rank computes on, if any
 transport   passes tensors, functions and calls by value from one process to another
 forkserver  the process that has already imported torch and forks the ranks
-preload     imports in the fork server what earlier ranks had to import
 rank        the code that runs in a rank's process
 hooks       wraps the methods of torch.distributed so that they call the recorder
 functional_hooks  does the same for DTensor and torch.compile, which call operators instead of methods

@@ -6,9 +6,8 @@ Importing torch takes seconds, but a fork takes only milliseconds. The server st
 and starts no threads, so a forked rank is as good as a fresh process. It runs in a separate session, so interrupting
 the notebook doesn't interrupt it. When the notebook ends, the socket closes, and the server kills all ranks and exits.
 
-While idle, it imports the rest of torch and the modules that earlier ranks had to import themselves (see `preload`).
-Then it forks a few spares of about a megabyte each. A spare is a process that has run only these imports. It waits
-until a rank is needed, then becomes that rank, and is never reused.
+While idle, it imports the rest of torch and the modules that earlier ranks had to import themselves, so that later
+ranks start with these modules loaded.
 
 For each rank, the server reports the process id, and later the exit status, through a pipe.
 """
@@ -31,10 +30,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tplab.runtime import preload
-
 _WHEN_IDLE = ("torch.optim", "torch._dynamo", "torch.distributed.tensor.parallel")
-_SPARES = 4  # forked in advance, so that a launch of up to four ranks doesn't wait for forks, which take milliseconds
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
 _BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports, which every rank would otherwise have to repeat
 _STATUS = struct.Struct("<q")
@@ -114,11 +110,6 @@ class ForkServer:
         text = self._stderr.read().decode(errors="replace").strip()
         return text.splitlines()[-1] if text else f"it ended with status {self._process.poll()} and without a word"
 
-    def stop(self) -> None:
-        self._socket.close()
-        self._process.wait()
-        self._stderr.close()
-
 
 _server: ForkServer | None = None
 
@@ -164,49 +155,55 @@ def serve(descriptor: int) -> None:
     signal.set_wakeup_fd(wake.fileno())
     importlib.import_module("tplab.runtime.rank")  # before the first fork, so that no rank has to
     _freeze()
-    to_import, wanted = list(_WHEN_IDLE), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
-    family = _Family((control, woken, wake))
+    to_import, wanted, asked_for = list(_WHEN_IDLE), list[str](), set[str]()
+    has_gpu = torch.cuda.device_count() > 0
+    ranks = _Ranks((control, woken, wake))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes that ranks leave behind become children of this one
 
-    def import_wanted(seconds: float) -> None:
-        """Import at least one module, and start no further imports after `seconds`."""
-        end = time.monotonic() + seconds
-        wanted.import_next()
-        while wanted and time.monotonic() < end:
-            wanted.import_next()
-        if not wanted:
+    def import_next(names: list[str]) -> None:
+        """Import a module, and leave torch's random state as it was, in case the module draws random numbers."""
+        state = torch.get_rng_state()
+        with contextlib.suppress(Exception, SystemExit):  # a rank that needs the module will raise this error
+            importlib.import_module(names.pop(0))
+        torch.set_rng_state(state)
+        if not names:
             _freeze()
-            family.end_spares()
 
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         while True:
-            may_import = not family.has_ranks  # otherwise, the server would notice late if a rank ends
-            has_work = may_import and (to_import or wanted) or family.wants_spare
-            ready = {key.fileobj for key, _ in selector.select(0 if has_work else None)}
+            to_do = None if ranks else wanted or to_import  # while importing, it would notice late if a rank ends
+            ready = {key.fileobj for key, _ in selector.select(0 if to_do else None)}
             if woken in ready:
                 woken.recv(4096)
-            family.reap()
+            ranks.reap()
             if control in ready:
                 request, descriptors, _, _ = socket.recv_fds(control, 1, 1 + _DESCRIPTORS)
                 if not request:
-                    family.end()
+                    ranks.end()
                     return
                 if request == _IMPORT:
                     with open(descriptors[0]) as file:
-                        wanted.add(json.load(file))
+                        names = [name for name in json.load(file) if name not in asked_for]
+                    asked_for.update(names)
+                    wanted += [name for name in names if may_be_preloaded(name, has_gpu)]
                     continue
-                if wanted and not family.has_ranks:  # there may be no idle time between launches
-                    import_wanted(_BEFORE_LAUNCH)
-                family.start_rank(descriptors)
-            elif to_import and may_import:
-                importlib.import_module(to_import.pop(0))
-                _freeze()
-            elif wanted and may_import:
-                import_wanted(0.0)
-            elif family.wants_spare:
-                family.fork_spare()
+                end = time.monotonic() + _BEFORE_LAUNCH  # there may be no idle time between launches
+                while wanted and not ranks and time.monotonic() < end:
+                    import_next(wanted)
+                ranks.start(descriptors)
+            elif to_do:
+                import_next(to_do)
+
+
+def may_be_preloaded(name: str, has_gpu: bool) -> bool:
+    """Return True if the server may import a module that a rank has imported.
+
+    On a machine with GPUs, only tplab's own modules are preloaded. Others may initialize CUDA, which doesn't work in a
+    process whose parent has initialized it.
+    """
+    return not has_gpu or name.startswith("tplab.")
 
 
 def _freeze() -> None:
@@ -217,71 +214,44 @@ def _freeze() -> None:
     gc.freeze()
 
 
-class _Family:
-    """The server's child processes: the ranks, and the spares, which it forked in advance to become ranks later."""
+class _Ranks:
+    """The server's child processes, and their status pipes. It's true while any rank is running."""
 
     def __init__(self, own: tuple[socket.socket, ...]) -> None:
-        self._own = own  # the server's sockets, which no child keeps
-        self._status_pipes: dict[int, int] = {}  # the ranks' status pipes, by process id
-        self._spares: dict[int, socket.socket] = {}
+        self._own = own  # the server's sockets, which no rank keeps
+        self._status_pipes: dict[int, int] = {}  # by process id
 
-    @property
-    def has_ranks(self) -> bool:
+    def __bool__(self) -> bool:
         return bool(self._status_pipes)
 
-    @property
-    def wants_spare(self) -> bool:
-        """True if a spare should be forked. None is forked while ranks are running, because they need the CPU."""
-        return not self.has_ranks and len(self._spares) < _SPARES
-
-    def fork_spare(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            pid = os.fork()
-            if not pid:
-                ours.close()
-                self._become_rank(theirs)
-        self._spares[pid] = ours
-
-    def end_spares(self) -> None:
-        """End the spares, because they lack the latest imports. The server will fork new ones."""
-        for sock in self._spares.values():
-            sock.close()  # this makes the spare exit
-        self._spares.clear()
-
-    def start_rank(self, descriptors: list[int]) -> None:
-        """Turn a spare into a rank by sending it the descriptors, and report its process id immediately."""
-        if not self._spares:
-            self.fork_spare()
+    def start(self, descriptors: list[int]) -> None:
+        """Fork a rank, which gets the descriptors after the status pipe, and report its process id immediately."""
         status, *rest = descriptors
-        pid, spare = self._spares.popitem()
+        pid = os.fork()
         self._status_pipes[pid] = status
-        with spare, contextlib.suppress(BrokenPipeError):  # a dead spare will be reaped as a dead rank
-            socket.send_fds(spare, [b"r"], rest)
+        if not pid:
+            self._become_rank(rest)
         with contextlib.suppress(BrokenPipeError):
             os.write(status, _STATUS.pack(pid))
         for descriptor in rest:
             os.close(descriptor)
 
-    def _become_rank(self, waiting: socket.socket) -> None:
-        """Wait in the child process until a rank is needed, then become that rank. Never returns."""
+    def _become_rank(self, descriptors: list[int]) -> None:
+        """Become a rank in the child process. Never returns."""
         global _rank
         try:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            for sock in (*self._own, *self._spares.values()):
+            for sock in self._own:
                 sock.close()
-            for descriptor in self._status_pipes.values():
-                os.close(descriptor)
-            request, descriptors, _, _ = socket.recv_fds(waiting, 1, _DESCRIPTORS)
-            waiting.close()
-            if request:
-                from tplab.runtime import rank
+            for status in self._status_pipes.values():
+                os.close(status)
+            from tplab.runtime import rank
 
-                _rank = os.getpid()
-                rank.main(*descriptors)
+            _rank = os.getpid()
+            rank.main(*descriptors)
         finally:
             os._exit(70)  # rank.main does not return
 
@@ -293,33 +263,24 @@ class _Family:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                if pid in self._spares:
-                    self._spares.pop(pid).close()
-                    continue
                 if pid in self._status_pipes:
                     pipe = self._status_pipes.pop(pid)
                     with contextlib.suppress(BrokenPipeError):
                         os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
                     os.close(pipe)
-                self._end_what_is_left()
-
-    def _end_what_is_left(self) -> None:
-        """If no rank is running, kill the processes that ranks left behind, maybe in sessions of their own."""
-        for pid in set() if self._status_pipes else _children() - self._spares.keys():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                if not self:  # kill the processes that ranks left behind, maybe in sessions of their own
+                    for left_behind in _children():
+                        with contextlib.suppress(ProcessLookupError, PermissionError):
+                            os.kill(left_behind, signal.SIGKILL)
 
     def end(self) -> None:
-        for pid in (*self._status_pipes, *self._spares):
+        for pid in self._status_pipes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Set an attribute of this process on Linux. Elsewhere, processes end because their sockets close.
-
-    A spare's socket leads to the server, and a rank's leads to the parent.
-    """
+    """Set an attribute of this process on Linux. Elsewhere, a rank ends because its socket to the parent closes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
 

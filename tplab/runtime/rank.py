@@ -15,7 +15,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import islice, takewhile
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks, preload, transport
+from tplab.runtime import hooks, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
 from tplab.runtime.failures import RUNTIME, TPLAB, Frames, is_installed, is_standard_library
@@ -157,7 +157,7 @@ def _send_result(
     send: Any, rank: int, result: object, span: tuple[float, float], recorder: Recorder, modules: int
 ) -> None:
     try:
-        send("result", result, span, recorder.collectives(), preload.imported_since(modules))
+        send("result", result, span, recorder.collectives(), _imported_since(modules))
     except Exception as error:
         kind = type(result).__name__
         send(
@@ -165,6 +165,18 @@ def _send_result(
             [(f"TypeError: rank {rank} returned a value (of type {kind}) that cannot travel to the notebook: {error}\n"
               "Return tensors, numbers, strings, or lists, tuples and dicts of them.\n", [])],
         )  # fmt: skip
+
+
+def _imported_since(count: int) -> list[str]:
+    """Return the names of the modules that this process has imported since len(sys.modules) was `count`.
+
+    Only the standard library, installed packages and tplab count, because a learner's files may change between runs.
+    Only the new modules are examined. Even looking at an object changes its reference count, which makes a forked
+    process copy the object's memory page. Examining all modules would cost every rank several milliseconds.
+    """
+    new = list(islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
+    files = {name: getattr(sys.modules[name], "__file__", None) or "" for name in reversed(new)}
+    return [name for name, file in files.items() if file.startswith(TPLAB) or is_installed(file)]
 
 
 def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, Frames]]:

@@ -159,7 +159,7 @@ def used_names(source: str) -> set[str]:
     names, python = set(), to_python(source)
     for argument in magic_arguments(parse(python)) if "get_ipython" in python else ():
         try:
-            names |= used_names(argument)  # most magics run Python, such as %%capture
+            names |= used_names(argument)  # most magics run Python, such as ipyparallel's %%px
         except SyntaxError:
             names |= set(re.findall(r"\w+", argument))
     tables = [symtable.symtable(python, "cell", "exec")]
