@@ -137,7 +137,7 @@ def test_what_cannot_be_sent_is_named() -> None:
     lock = threading.Lock()
     holder = SimpleNamespace(inner=[1, lock])
     cases: list[tuple[Callable[..., object], dict[str, Any], str]] = [
-        (lambda x: None, {"kwargs": {"x": holder}}, "kwargs['x'].inner[1], of type lock, can't be sent"),
+        (lambda x: None, {"kwargs": {"x": holder}}, "kwargs['x'], of type SimpleNamespace, can't be sent"),
         (lambda: lock, {}, "the variable lock that the body of the lambda uses, of type lock, can't be sent"),
         (lambda x=lock: None, {}, "a default value of the lambda, of type lock, can't be sent"),
     ]

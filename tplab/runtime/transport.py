@@ -12,12 +12,11 @@ import importlib
 import inspect
 import io
 import mmap
-import operator
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -41,13 +40,26 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     try:
         return dumps((fn, args, kwargs))
     except Exception as error:
-        parts = [("the function", fn), *((f"args[{index}]", part) for index, part in enumerate(args))]
+        parts = [*_variables_of(fn), ("the function", fn)]
+        parts += [(f"args[{index}]", part) for index, part in enumerate(args)]
         parts += [(f"kwargs[{name!r}]", part) for name, part in kwargs.items()]
         name, part = next(((name, part) for name, part in parts if not can_be_sent(part)), ("args", args))
-        culprit = _culprit(part, name)
         raise TypeError(
-            f"{culprit}, can't be sent to the ranks: {error}. Create it inside the function, on every rank."
+            f"{name}, of type {type(part).__name__}, can't be sent to the ranks: {error}. "
+            "Create it inside the function, on every rank."
         ) from None
+
+
+def _variables_of(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables and default values that a function uses, each with its name."""
+    if isinstance(function, FunctionType):
+        of = f"of {function.__name__}" if function.__name__ != "<lambda>" else "of the lambda"
+        with suppress(ValueError):  # a variable hasn't been assigned yet
+            found = inspect.getclosurevars(function)
+            for name, value in {**found.globals, **found.nonlocals}.items():
+                yield f"the variable {name} that the body {of} uses", value
+        for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            yield f"a default value {of}", part
 
 
 def can_be_sent(value: object) -> bool:
@@ -82,27 +94,11 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, CodeType):  # cloudpickle 3.1.3 leaves out the name of the file
             create, described = self.dispatch_table[CodeType](obj)
             return _rebuild_code, (obj.co_filename, create, described)
-        if isinstance(obj, _OPERATORS):
-            return operator.attrgetter(_name_of_operator(obj)), (torch,)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)  # for example, torch.distributed.config has its own class
         if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         return super().reducer_override(obj)
-
-
-_OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket, torch._ops.OpOverload)
-
-
-def _name_of_operator(obj: Any) -> str:
-    """Return the dotted name, relative to torch, of `torch.ops` or a part of it, such as "ops.aten.add"."""
-    if isinstance(obj, torch._ops._Ops):
-        return "ops"
-    if isinstance(obj, torch._ops._OpNamespace):
-        return f"ops.{obj.name}"
-    if isinstance(obj, torch._ops.OpOverloadPacket):
-        return "ops." + obj._qualified_op_name.replace("::", ".")
-    return f"{_name_of_operator(obj.overloadpacket)}.{obj._overloadname}"
 
 
 def _has_a_name(function: Any) -> bool:
@@ -145,64 +141,18 @@ def _set_attributes(tensor: Tensor, attributes: dict[str, Any]) -> None:
     tensor.__dict__.update(attributes)
 
 
-# Which part of a value can't be sent
-
-_DEEPEST = 6
-_SEARCHED = 1000  # how many parts of a container are searched
-
-
-def _culprit(value: object, name: str) -> str:
-    """Describe the innermost part of `value` that can't be sent, as in "args[1]['model'].lock, of type lock"."""
-    for _ in range(_DEEPEST):
-        part = next(((label, part) for label, part in _parts(value, name) if not can_be_sent(part)), None)
-        if part is None:
-            break
-        name, value = part
-    return f"{name}, of type {type(value).__name__}"
-
-
-def _parts(value: object, name: str) -> Iterator[tuple[str, object]]:
-    if isinstance(value, MethodType):
-        yield f"{name}.__self__", value.__self__
-    elif isinstance(value, FunctionType):
-        yield from _of_function(value)
-    elif isinstance(value, Mapping):
-        yield from ((f"{name}[{key!r}]", part) for key, part in list(value.items())[:_SEARCHED])
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | range):
-        yield from ((f"{name}[{index}]", part) for index, part in enumerate(value[:_SEARCHED]))
-    elif isinstance(value, set | frozenset):
-        yield from ((f"an element of {name}", part) for part in list(value)[:_SEARCHED])
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        yield from ((f"{name}.{attribute}", part) for attribute, part in vars(value).items())
-
-
-def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables and default values that a function uses, each with its name."""
-    of = f"of {function.__name__}" if function.__name__ != "<lambda>" else "of the lambda"
-    with suppress(ValueError):  # a variable hasn't been assigned yet
-        found = inspect.getclosurevars(function)
-        for name, value in {**found.globals, **found.nonlocals}.items():
-            yield f"the variable {name} that the body {of} uses", value
-    for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield f"a default value {of}", part
-
-
-# The file that tells the ranks what to run: | size of the settings | settings | function and arguments |
-
-_SIZE_BYTES = 8
+# The file that tells the ranks what to run: | settings | function and arguments |
 
 
 def write_setup(descriptor: int, given: dict[str, Any], call: memoryview) -> None:
     """Write the settings of the run, followed by the call, which may be larger than the 2 GiB of a single write."""
-    settings = pickle.dumps(given)
     with open(descriptor, "wb", closefd=False) as file:
-        file.write(len(settings).to_bytes(_SIZE_BYTES, "little"))
-        file.write(settings)
+        pickle.dump(given, file)
         file.write(call)
 
 
 def read_setup(descriptor: int) -> tuple[dict[str, Any], memoryview]:
     """Return the settings and the call that `write_setup` wrote."""
-    data = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
-    end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "little")
-    return pickle.loads(data[_SIZE_BYTES:end]), data[end:]
+    file = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    settings = pickle.load(file)  # it reads to the end of the settings
+    return settings, memoryview(file)[file.tell() :]
