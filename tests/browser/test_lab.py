@@ -170,15 +170,12 @@ def test_ranks_are_seen_at_work_and_hints_unfold_one_by_one(lab):
     cells = [new_code_cell(source, id=id) for id, source in CELLS.items()]
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), lab.server.folder / "mine.ipynb")
     with lab.notebook("mine.ipynb") as page:
-        # while the run lasts, a box for each rank; afterwards nothing
+        # while the run lasts, what every rank does; afterwards nothing
         page.start("slow")
-        boxes = page.output("slow").locator(".widget-html-content b")
         page.page.get_by_text("waits in all_reduce #1 for rank 2").first.wait_for()
-        assert boxes.all_inner_texts() == ["rank 0", "rank 1", "rank 2"]
         assert "● computing" in page.output("slow").inner_text()
         (lab.server.folder / SEEN).touch()
         page.wait_until_idle()
-        assert boxes.count() == 0
         assert "rank 2" not in page.output("slow").inner_text()
 
         # one hint at a time

@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from tests.runtime.kernel import Cell, Notebook, opened
-from tplab.runtime.liveview import WIDGET_VIEW
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +96,5 @@ def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook, tmp_path:
     book.wait_until_shown(request, "waits in all_reduce #1 for rank 1")
     seen.touch()
     cell = book.finish(request)
-    views = [m["content"] for m in cell.messages if WIDGET_VIEW in m["content"].get("data", {})]
-    assert len(views) == 1
-    assert list(views[0]["data"]) == [WIDGET_VIEW], "no text beside it that nbval could compare"
     assert shown(cell) == [{}]
-    assert sum(message["msg_type"] == "comm_close" for message in cell.messages) == 3
     assert not cell.error

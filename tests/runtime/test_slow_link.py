@@ -19,6 +19,7 @@ import tplab
 from tplab.collectives.links import Link
 from tplab.cost import collective as formulas
 from tplab.runtime import Record, hooks
+from tplab.runtime.board import Board
 from tplab.runtime.slow_link import SlowLink, slow_link
 from tplab.trace import RankTrace, trace_rank
 
@@ -47,13 +48,21 @@ class Clock:
         self.time += seconds
 
 
-def on_a_clock(program: Callable[[Clock], Any]) -> tuple[Any, list[tuple[str, float, float]]]:
+def slow() -> Any:
+    return slow_link(ALPHA, BANDWIDTH)
+
+
+def on_a_clock(
+    program: Callable[[Clock], Any], link: Callable[[], Any] = slow
+) -> tuple[Any, list[tuple[str, float, float]]]:
     """Run a program on a link whose clock starts at 10 times the rank. Return what it returns, and all transfers."""
-    clock, module = Clock(10.0 * dist.get_rank()), sys.modules[SlowLink.__module__]
-    module.time = clock
-    with slow_link(ALPHA, BANDWIDTH), tplab.record() as section:
+    clock, modules = Clock(10.0 * dist.get_rank()), [sys.modules[each.__module__] for each in (SlowLink, Board)]
+    for module in modules:
+        module.time = clock
+    with link(), tplab.record() as section:
         result = program(clock)
-    module.time = time
+    for module in modules:
+        module.time = time
     origin = hooks.active.origin if hooks.active is not None else 0.0
     transfers = [(one.kind, one.transfer.start + origin, one.transfer.end + origin) for one in section if one.transfer]
     return result, transfers
@@ -156,9 +165,10 @@ def refused() -> list[str]:
             except NotImplementedError as error:
                 said.append(str(error))
     replicated(torch.ones(1, 1)).sum().backward()  # outside, it works as before
-    with slow_link(1e-3) if dist.get_rank() == 0 else nullcontext():
+    with slow_link(1e-3):
         try:
-            dist.all_reduce(torch.ones(1))
+            with slow_link(1e-3):
+                pass
         except RuntimeError as error:
             said.append(str(error))
     return said
@@ -168,7 +178,20 @@ def test_what_it_cannot_delay_is_refused() -> None:
     first, second = tplab.launch(refused, 2, backend="gloo")
     assert "starts it from C++" in second[0]
     assert "DistributedDataParallel" in second[1]
-    assert "rank 1 has entered all_reduce" in first[2]
+    assert "delayed already" in first[2]
+
+
+def one_member_outside(clock: Clock) -> float:
+    with slow() if dist.get_rank() == 0 else nullcontext():
+        x = torch.ones(50)
+        dist.all_reduce(x)
+    assert bool((x == 2).all())
+    return clock.time
+
+
+def test_a_member_outside_is_not_delayed_and_does_not_hold_up_the_others() -> None:
+    delayed, outside = tplab.launch(on_a_clock, 2, args=(one_member_outside, nullcontext), backend="gloo")
+    assert (delayed[0], outside[0]) == (10 + 2 * (ALPHA + 100 / BANDWIDTH), 10)
 
 
 def traced() -> tuple[RankTrace, Record, str]:

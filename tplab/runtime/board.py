@@ -10,8 +10,8 @@ numbered. The slot index is computed from the channel and the number, so rank 1 
 0" without searching. The parent can read the entry even if the rank is stuck in C++ or dead. A later entry may
 overwrite an earlier one, but the number of entries per channel is stored separately and is never lost. When a thread
 blocks in an entry, the entry is copied to a wait, where it stays readable even if other threads overwrite its slot. The
-channels form a hash table. If there's a slow link, each channel also has the times at which its latest entries started.
-Parts of a page that are never used take up no memory.
+channels form a hash table. For `slow_link`, each channel also has the times of its latest entries. Parts of a page that
+are never used take up no memory.
 
 Ranks write here before every collective, so writing must be fast. A program enters the same few collectives again and
 again, so the part of an entry that doesn't change (`Call`) is encoded only once.
@@ -21,6 +21,7 @@ import math
 import mmap
 import os
 import tempfile
+import time
 import zlib
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ SLOTS = 256
 SLOT_BYTES = 512
 WAITS = 8  # how many threads of a rank can show what they're blocked in
 CHANNELS = 1 << 14
-STARTS_KEPT = 128  # how many operations of a channel a rank may start until the start of the first one is forgotten
+STARTS_KEPT = 128  # how many entries of a channel a rank may write until the time of the first one is forgotten
 DEFAULT_GROUP = "default"
 STATES = ("starting", "running", "returned", "raised")
 
@@ -129,7 +130,7 @@ def _entry_key(channel_key: int, number: int) -> int:
 
 
 def _start(page: int, place: int, number: int) -> int:
-    """Return where the start of an operation is, if its channel is at `place`."""
+    """Return where the time of an entry is, if its channel is at `place`."""
     channel = (place - page - _CHANNELS_START) // 2
     return page + _STARTS_START + (channel * STARTS_KEPT + number % STARTS_KEPT) * _START_WORDS
 
@@ -166,6 +167,10 @@ class Board:
         if place == -1:
             place = self._channel_of[call.channel] = self._place_of_channel(page, call.channel_key)
         if place is not None:
+            start = _start(page, place, number)
+            words[start] = 0  # readers ignore the time while it's only half written
+            self._times[start // 2 + 1] = time.monotonic()
+            words[start] = number
             words[place + 1] = number
             words[place] = call.channel_key
 
@@ -177,18 +182,6 @@ class Board:
         words[start + _NUMBER] = number
         words[start + _LENGTH] = len(text)
         words[start + _KEY] = key
-
-    def note_start(self, rank: int, channel: str, number: int, time: float) -> None:
-        """Note when the rank starts an operation of a channel. Only `slow_link` needs this."""
-        page, key = rank * _PAGE_WORDS, _key(channel)
-        place = self._place_of_channel(page, key)
-        if place is None:
-            raise RuntimeError(f"slow_link can't tell more than {CHANNELS} channels apart")
-        self._words[place] = key  # so that no other channel takes the place
-        start = _start(page, place, number)
-        self._words[start] = 0  # readers ignore the time while it's only half written
-        self._times[start // 2 + 1] = time
-        self._words[start] = number
 
     def begin_wait(self, rank: int, call: Call, number: int) -> int | None:
         """Show that a thread of the rank is blocked in an entry. Returns the wait's index, or None if none is free."""
@@ -239,16 +232,16 @@ class Board:
         return self._words[place + 1] if self._words[place] == key else 0
 
     def start_of(self, rank: int, channel: str, number: int) -> float | None:
-        """Return the time when the rank started an operation, NaN if it hasn't yet, or None if it's been forgotten."""
+        """Return the time when the rank wrote an entry, NaN if it hasn't yet, or None if it's been forgotten."""
         page = rank * _PAGE_WORDS
         place = self._place_of_channel(page, _key(channel))
         if place is None:
             return None
         start = _start(page, place, number)
-        before, time, after = self._words[start], self._times[start // 2 + 1], self._words[start]
+        before, seconds, after = self._words[start], self._times[start // 2 + 1], self._words[start]
         if after > number:
             return None
-        return time if before == after == number else math.nan
+        return seconds if before == after == number else math.nan
 
     def _place_of_channel(self, page: int, key: int) -> int | None:
         """Return the place of a channel's words, or else of the first free ones. Returns None if the table is full."""

@@ -6,9 +6,7 @@
 waits for them. Carriers don't see the collectives that torch starts from C++ (functional collectives and those of DDP).
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +44,7 @@ class Operation:
 
 
 class Carrier:
-    """Starts the operations of this rank inside `carrying`. A subclass may also change when they're completed."""
+    """Starts the operations of this rank inside `hooks.carried_by`. A subclass may change when they're completed."""
 
     def start(self, operation: Operation, call: Call) -> Any:
         """Start the operation with `call`, and return its Work."""
@@ -92,9 +90,6 @@ class Carried(dist.Work):
         """Return what the program should get for a value of the backend's."""
         return value
 
-    def result(self) -> Any:
-        return self.value(self.work.result())
-
     def _source_rank(self) -> int:
         return int(self.work._source_rank())
 
@@ -115,33 +110,18 @@ class _Batch(Carried):
             part.finish()
 
 
-class _Thread(threading.local):
-    batch: list[Carried] | None = None
-
-
-_carriers: list[Carrier] = []
-_thread = _Thread()
-
-
-@contextmanager
-def carrying(carrier: Carrier) -> Iterator[None]:
-    """Context manager in which `carrier` starts the messages and collectives of this rank."""
-    _carriers.append(carrier)
-    try:
-        yield
-    finally:
-        _carriers.remove(carrier)
+active: Carrier | None = None
 
 
 def started(
     recorder: Recorder, entered: Entered, group: ProcessGroup, method: Callable[..., Any],
     args: tuple[Any, ...], kwargs: Mapping[str, Any],
 ) -> Any:  # fmt: skip
-    """Call a method of the group, through the carriers if there are any, and return the Work.
+    """Call a method of the group, through the carrier if there's one, and return the Work.
 
     entered    the recorder's entry for this call
     """
-    if not _carriers:
+    if active is None:
         return method(group, *args, **kwargs)
     known = entered.known
     read, written = _tensors(known.kind, args or tuple(kwargs.values()), known.peer == recorder.rank)
@@ -151,22 +131,7 @@ def started(
         tensors = tree_map(lambda item: replaced.get(id(item), item), (args, dict(kwargs)))
         return method(group, *tensors[0], **tensors[1])
 
-    start: Call = on_backend
-    for carrier in _carriers:
-        start = _through(carrier, operation, start)
-    work = start({})
-    if _thread.batch is not None and isinstance(work, Carried):
-        _thread.batch.append(work)
-    return work
-
-
-def _through(carrier: Carrier, operation: Operation, call: Call) -> Call:
-    """Return the call that starts the operation through a carrier, after the tensors have been replaced."""
-
-    def start(replaced: Replaced) -> Any:
-        return carrier.start(operation, lambda more: call({**replaced, **more}))
-
-    return start
+    return active.start(operation, on_backend)
 
 
 def _tensors(kind: str, args: Sequence[Any], is_root: bool) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -182,18 +147,7 @@ def _tensors(kind: str, args: Sequence[Any], is_root: bool) -> tuple[Sequence[Te
     return flat(args[1]), first
 
 
-def batch_begins() -> None:
-    _thread.batch = [] if _carriers else None
-
-
-def batch_ends(end: Callable[[], Any]) -> Any:
-    """Start a batch by calling `end`, and return its Work."""
-    parts, _thread.batch = _thread.batch, None
-    work = end()
+def of_batch(work: Any, works: Sequence[Any]) -> Any:
+    """Return the Work of a batch whose calls returned `works`, and for which the backend returned `work` at its end."""
+    parts = [each for each in works if isinstance(each, Carried)]
     return _Batch(work, parts) if parts and work is not None else work
-
-
-def pass_by(kind: str) -> None:
-    """Tell the carriers that torch starts a collective from C++."""
-    for carrier in _carriers:
-        carrier.passes_by(kind)

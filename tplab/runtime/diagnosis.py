@@ -253,20 +253,19 @@ def _with_another_tag(entry: Entry, states: Sequence[RankState]) -> Entry | None
 
 
 def _first_difference(states: Sequence[RankState]) -> Entry | None:
-    """Return the earliest entry whose kind or signature differs from the matching entry of another member."""
+    """Return the earliest entry whose kind or signature differs from the matching entry of another rank.
+
+    All ranks must create every group, even the groups they aren't in.
+    """
     found = [
         entry
         for state in states
         for key, entry in state.entries.items()
-        for other in (states[rank].entries.get(key) for rank in _compared(entry, states))
+        for rank in (range(len(states)) if entry.channel == NEW_GROUP else entry.members)
+        for other in [states[rank].entries.get(key)]
         if entry.number and other and entry.differs_from(other)
     ]
     return min(found, key=lambda entry: entry.number, default=None)
-
-
-def _compared(entry: Entry, states: Sequence[RankState]) -> Sequence[int]:
-    """Return the ranks whose entry must match. All ranks must create every group, even the groups they aren't in."""
-    return range(len(states)) if entry.channel == NEW_GROUP else entry.members
 
 
 def _open_entries(states: Sequence[RankState]) -> list[Entry]:

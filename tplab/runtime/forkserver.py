@@ -25,14 +25,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 
 import torch
 
 _WHEN_IDLE = ("torch.optim", "torch._dynamo", "torch.distributed.tensor.parallel")
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
-_BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports, which every rank would otherwise have to repeat
 _STATUS = struct.Struct("<q")
 _DESCRIPTORS = 6  # these follow the status pipe: control, output, crash, board, rendezvous, setup (see rank.main)
 _PR_SET_PDEATHSIG = 1
@@ -155,26 +153,17 @@ def serve(descriptor: int) -> None:
     signal.set_wakeup_fd(wake.fileno())
     importlib.import_module("tplab.runtime.rank")  # before the first fork, so that no rank has to
     _freeze()
-    to_import, wanted, asked_for = list(_WHEN_IDLE), list[str](), set[str]()
+    to_import, asked_for = list(_WHEN_IDLE), set[str]()
     has_gpu = torch.cuda.device_count() > 0
     ranks = _Ranks((control, woken, wake))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes that ranks leave behind become children of this one
-
-    def import_next(names: list[str]) -> None:
-        """Import a module, and leave torch's random state as it was, in case the module draws random numbers."""
-        state = torch.get_rng_state()
-        with contextlib.suppress(Exception, SystemExit):  # a rank that needs the module will raise this error
-            importlib.import_module(names.pop(0))
-        torch.set_rng_state(state)
-        if not names:
-            _freeze()
 
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         while True:
-            to_do = None if ranks else wanted or to_import  # while importing, it would notice late if a rank ends
-            ready = {key.fileobj for key, _ in selector.select(0 if to_do else None)}
+            may_import = to_import and not ranks  # while importing, it would notice late if a rank ends
+            ready = {key.fileobj for key, _ in selector.select(0 if may_import else None)}
             if woken in ready:
                 woken.recv(4096)
             ranks.reap()
@@ -187,14 +176,16 @@ def serve(descriptor: int) -> None:
                     with open(descriptors[0]) as file:
                         names = [name for name in json.load(file) if name not in asked_for]
                     asked_for.update(names)
-                    wanted += [name for name in names if may_be_preloaded(name, has_gpu)]
+                    to_import[:0] = [name for name in names if may_be_preloaded(name, has_gpu)]
                     continue
-                end = time.monotonic() + _BEFORE_LAUNCH  # there may be no idle time between launches
-                while wanted and not ranks and time.monotonic() < end:
-                    import_next(wanted)
                 ranks.start(descriptors)
-            elif to_do:
-                import_next(to_do)
+            elif may_import:
+                state = torch.get_rng_state()  # the module may draw random numbers while it's imported
+                with contextlib.suppress(Exception, SystemExit):  # a rank that needs the module will raise this error
+                    importlib.import_module(to_import.pop(0))
+                torch.set_rng_state(state)
+                if not to_import:
+                    _freeze()
 
 
 def may_be_preloaded(name: str, has_gpu: bool) -> bool:
@@ -259,10 +250,11 @@ class _Ranks:
         """Reap the child processes that have ended, and report the exit status of those that were ranks."""
         with contextlib.suppress(ChildProcessError):  # when there are no children
             while True:
-                _end_children_of_next()
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # the processes that the rank started
                 if pid in self._status_pipes:
                     pipe = self._status_pipes.pop(pid)
                     with contextlib.suppress(BrokenPipeError):
@@ -290,12 +282,3 @@ def _children() -> set[int]:
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
         return {int(pid) for pid in file.read().split()}
     return set()
-
-
-def _end_children_of_next() -> None:
-    """Kill the processes that the next ended rank started. Before that rank is reaped, its id can't be reused."""
-    if hasattr(os, "waitid"):  # available on macOS since Python 3.13; in older versions, the parent cleans up
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(ended.si_pid, signal.SIGKILL)

@@ -67,7 +67,6 @@ def launch(
     world_size = _check_arguments(fn, world_size, args, kwargs, timeout)
     kwargs = dict(kwargs)
     if torchrun.is_active():
-        torchrun.refuse_in_kernel()
         return torchrun.run(fn, world_size, tuple(args), kwargs)
     if is_rank():
         raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
@@ -93,11 +92,7 @@ def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: Any, timeout: 
         )
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a tuple of arguments, got {args!r}. For a single argument write args=(x,)")
-    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
-        raise TypeError(f"kwargs must be a dict of arguments by name, got {kwargs!r}. Write kwargs={{'x': x}}")
-    if timeout is not None and not isinstance(timeout, numbers.Real):
-        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
-    if timeout is not None and not float(timeout) > 0:
+    if timeout is not None and not (isinstance(timeout, numbers.Real) and float(timeout) > 0):
         raise ValueError(f"timeout must be a positive number of seconds or None, got {timeout!r}")
     _check_call(fn, args, kwargs)
     return world_size

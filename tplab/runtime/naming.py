@@ -1,6 +1,5 @@
 """Describe a collective's tensors, arguments and group, and find the line of the program that calls it."""
 
-import os
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -8,16 +7,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import typing_extensions
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from tplab.runtime.board import DEFAULT_GROUP
-from tplab.runtime.failures import RUNTIME, TPLAB
-
-_DEPRECATED = typing_extensions.deprecated.__call__.__code__.co_filename  # torch wraps functions with this decorator
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+from tplab.runtime.failures import RUNTIME, TPLAB, is_installed
 
 
 @cache
@@ -73,12 +65,12 @@ _whose: dict[int, tuple[int, CodeType]] = {}  # by id of the code, which the val
 
 def _find_out(code: CodeType) -> tuple[int, CodeType]:
     file = code.co_filename
-    if not file.startswith((_TORCH, TPLAB, _DEPRECATED, "<")):
-        whose = _LEARNERS
-    elif file.startswith(TPLAB) and not file.startswith(RUNTIME):
+    if file.startswith(TPLAB) and not file.startswith(RUNTIME):
         whose = _LAYERS
-    else:
+    elif file.startswith((RUNTIME, "<")) or is_installed(file):
         whose = _MACHINERY
+    else:
+        whose = _LEARNERS
     found = _whose[id(code)] = whose, code
     return found
 
@@ -89,7 +81,7 @@ def hide(code: CodeType) -> None:
 
 
 def caller() -> FrameType | None:
-    """Return the innermost frame outside torch and tplab.
+    """Return the innermost frame outside installed packages and tplab.
 
     If there's none, return the innermost frame in tplab outside tplab.runtime, or None.
     """
@@ -111,31 +103,6 @@ def place_of(frame: FrameType | None) -> str:
     if frame is None:
         return "?:0:?"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}:{frame.f_code.co_name}"
-
-
-class Groups:
-    """The process groups of this rank. Several of them may consist of the same ranks."""
-
-    def __init__(self) -> None:
-        self._members: dict[str, tuple[int, ...]] = {}
-        self._places: dict[str, str] = {}
-
-    def members_of(self, group: ProcessGroup) -> tuple[int, ...]:
-        name = group.group_name
-        if name not in self._members:
-            self._members[name] = tuple(dist.get_process_group_ranks(group))
-        return self._members[name]
-
-    def created(self, group: Any, where: str) -> None:
-        """Note that the call at `where` has returned `group`, unless it's a placeholder for a group of other ranks."""
-        if isinstance(group, ProcessGroup):
-            self._places[group.group_name] = where
-
-    def creation_of(self, group: ProcessGroup | None) -> str:
-        """Return the call site that created the group, DEFAULT_GROUP, or "" if it isn't known."""
-        if group is dist.group.WORLD:
-            return DEFAULT_GROUP
-        return self._places.get(group.group_name, "") if group is not None else ""
 
 
 def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -10,7 +10,6 @@ import faulthandler
 import os
 import signal
 import sys
-import textwrap
 import threading
 import traceback
 import warnings
@@ -26,7 +25,7 @@ import torch.distributed as dist
 from tplab.runtime import hooks, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
-from tplab.runtime.failures import RUNTIME, TPLAB, Frames, is_installed, is_standard_library
+from tplab.runtime.failures import RUNTIME, TPLAB, Frames, is_installed
 from tplab.runtime.hooks import set_default_timeout
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.streams import StreamWatch
@@ -68,9 +67,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
 
     try:
         rank = int.from_bytes(connection.recv_bytes(), "little")
-        recorder_of_run: list[Recorder] = []
-        watching = (connection, recorder_of_run, send)
-        threading.Thread(target=_answer_parent, args=watching, daemon=True).start()
+        threading.Thread(target=_answer_parent, args=(connection, send), daemon=True).start()
         given, call = transport.read_setup(setup)
         status = Board(board, given["world_size"])
         _enter_parents_world(given, rank)
@@ -80,7 +77,6 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         recorder = Recorder(rank, status, given["origin"])
         recorder.report = lambda: fail("mismatch")
         hooks.activate(recorder)
-        recorder_of_run.append(recorder)
         if gpu is not None:
             recorder.watch = StreamWatch(rank, status, torch.cuda.Event, lambda: torch.cuda.set_device(gpu))
             recorder.watch.start()
@@ -115,14 +111,14 @@ def _flush() -> None:
             stream.flush()
 
 
-def _answer_parent(connection: Connection, recorders: list[Recorder], send: Any) -> None:
+def _answer_parent(connection: Connection, send: Any) -> None:
     """Tell the parent what the threads are doing whenever it asks. When it's gone, kill this rank and its children."""
     main = threading.main_thread().ident
     assert main is not None
     with contextlib.suppress(EOFError, OSError):
         while True:
             connection.recv_bytes()
-            send("threads", _any_can_act(main, recorders[0].is_blocked if recorders else lambda _: False))
+            send("threads", _any_can_act(main, hooks.active.is_blocked if hooks.active else lambda _: False))
     os.killpg(0, signal.SIGKILL)
 
 
@@ -190,15 +186,8 @@ def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, 
     ]
     text = "".join(traceback.format_exception_only(type(error), error))
     if isinstance(error, BaseExceptionGroup):
-        text += "".join(_describe_part(part, number) for number, part in enumerate(error.exceptions, start=1))
+        text = "".join(traceback.format_exception(error, chain=False))
     return [*chain, (text, frames)]
-
-
-def _describe_part(error: BaseException, number: int) -> str:
-    """Describe one exception of a group by its message and the place where it was raised."""
-    *_, (text, frames) = describe_exception(error)
-    places = [f'at File "{file}", line {line}, in {function}\n' for file, line, function in frames[-1:]]
-    return textwrap.indent(f"{number}. {text}{''.join(places)}", "  ")
 
 
 # Can any thread still make progress?
@@ -226,13 +215,12 @@ def _any_can_act(main: int, is_blocked: Callable[[int], bool]) -> bool:
 
 def _can_act(stack: list[FrameType], is_main: bool) -> bool:
     files = [frame.f_code.co_filename for frame in stack]
-    of_learner = is_main or any(_is_learners(file) for file in files)
-    if not of_learner and not all(is_standard_library(file) for file in files):
+    if not is_main and not any(_is_learners(file) for file in files):
         return False
     waiting = takewhile(lambda frame: frame.f_code.co_filename.endswith(_WAITS_FOR_A_THREAD), stack)
     if inner := list(waiting):
         return any(frame.f_locals.get("timeout") not in _NO_LIMIT for frame in inner)
-    return of_learner
+    return True
 
 
 def _is_learners(file: str) -> bool:

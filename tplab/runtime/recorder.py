@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tplab.runtime.board import Board, Call, channel_of_messages
+from tplab.runtime.board import DEFAULT_GROUP, Board, Call, channel_of_messages
 from tplab.runtime.failures import lost_connection
 from tplab.runtime.naming import (
-    Groups,
     caller,
     describe,
     dtype_name,
@@ -92,7 +92,6 @@ class Recorder:
 
     stream    measures how long the stream of this rank's GPU waits (None: not measured)
     watch     finds out what a rank with a GPU is blocked in (None if the rank computes on the CPU)
-    on_enter  called with the channel and the number of each operation before it shows on the board (None: not called)
     report    called before a Mismatch is raised, so that the parent hears of it even if the program catches everything
     """
 
@@ -102,19 +101,29 @@ class Recorder:
         self.entered: list[Entered] = []
         self.stream: StreamWaits | None = None
         self.watch: StreamWatch | None = None
-        self.on_enter: Callable[[str, int], None] | None = None
         self.report: Callable[[], None] = lambda: None
         self._blocked: set[int] = set()  # ids of the threads that are blocked in a collective
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
-        self.groups = Groups()
+        self._creations: dict[str, str] = {}  # by name of the group: the call site that created it
         self.pending: weakref.WeakKeyDictionary[Any, Entered] = weakref.WeakKeyDictionary()  # by Work or Future
         self._functional: dict[int, Entered] = {}
-        self._batch: list[Entered] | None = None
+        self._batch: list[tuple[Entered, Any]] | None = None  # with the handle that each call returned
 
     def now(self) -> float:
         """Return the number of seconds since the launch began."""
         return time.monotonic() - self.origin
+
+    def group_created(self, group: Any, where: str) -> None:
+        """Note that the call at `where` has returned `group`, unless it's a placeholder for a group of other ranks."""
+        if isinstance(group, ProcessGroup):
+            self._creations[group.group_name] = where
+
+    def _creation_of(self, group: ProcessGroup | None) -> str:
+        """Return the call site that created the group, DEFAULT_GROUP, or "" if it isn't known."""
+        if group is dist.group.WORLD:
+            return DEFAULT_GROUP
+        return self._creations.get(group.group_name, "") if group is not None else ""
 
     # Entering and leaving
 
@@ -127,7 +136,7 @@ class Recorder:
         key = (name, kind, op, root, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
         known = self._known.get(key)
         if known is None:
-            members = self.groups.members_of(group)
+            members = tuple(dist.get_process_group_ranks(group))
             peer = None if root is None else members[root]
             signature = signature_of(kind, tensors, op, peer)
             known = self._know(key, name, kind, members, tensors, op, peer, signature, frame, group)
@@ -144,7 +153,7 @@ class Recorder:
         group      the process group that the call belongs to, if any
         """
         where = place_of(caller())
-        call = Call(channel, kind, signature, members, where, -1, self.groups.creation_of(group))
+        call = Call(channel, kind, signature, members, where, -1, self._creation_of(group))
         others = tuple(rank for rank in others if rank != self.rank)
         return self._enter(channel, _Known(call, others, kind, members, (), "", 0, None, None, where), kept=False)
 
@@ -152,7 +161,7 @@ class Recorder:
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> Entered:
         """Enter a send or receive. `peer` is a rank within the group (None: receive from any rank)."""
-        members = self.groups.members_of(group)
+        members = tuple(dist.get_process_group_ranks(group))
         if peer is not None and not 0 <= peer < len(members):
             raise ValueError(
                 f"{kind} names rank {peer} of a group of {len(members)}: its ranks are 0 to {len(members) - 1}"
@@ -185,9 +194,7 @@ class Recorder:
         first = tensors[0] if tensors else None
         shape = () if first is None else tuple(first.shape)
         dtype = "" if first is None else dtype_name(first.dtype)
-        call = Call(
-            channel, kind, signature, members, where, -1 if peer is None else peer, self.groups.creation_of(group)
-        )
+        call = Call(channel, kind, signature, members, where, -1 if peer is None else peer, self._creation_of(group))
         others = tuple(rank for rank in members if rank != self.rank)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
@@ -199,8 +206,6 @@ class Recorder:
         number = 0
         if known.kind != "recv" or known.peer is not None:  # otherwise, the sender has to be known first
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        if self.on_enter is not None:
-            self.on_enter(channel, number)
         if self.board is not None:
             self.board.write(self.rank, known.call, number)
             for rank in known.others if number else ():
@@ -225,9 +230,9 @@ class Recorder:
         It's None if there's nothing left to wait for, as on NCCL with async_op=False, where the stream itself waits.
         """
         if self._batch is not None:  # the collective starts when the batch ends
-            self._batch.append(entered)
+            self._batch.append((entered, work))
             return
-        self._call_has_returned(entered)
+        self.call_has_returned(entered)
         if work is None:
             self._stream_waits_for(entered)
             self.completed(entered)
@@ -277,31 +282,31 @@ class Recorder:
         """Note that a batch begins. Its collectives and messages start when it ends, and they share a single `Work`."""
         self._batch = []
 
-    def batch_ends(self, end: Callable[[], Any]) -> Any:
-        """Start the batch by calling `end`, which calls the backend, and return the batch's `Work`."""
+    def batch_ends(self, end: Callable[[list[Any]], Any]) -> Any:
+        """Start the batch and return the batch's `Work`.
+
+        end    calls the backend, and gets the handles that the calls of the batch have returned
+        """
         batch, self._batch = self._batch or [], None
+        works = [work for _, work in batch]
         if not batch:
-            return end()
-        first, *others = batch
+            return end(works)
+        first, *others = [entered for entered, _ in batch]
         first.others = others
         self._calls_backend(first)
-        work = end()
+        work = end(works)
         self.started(first, work)
         for entered in others:
             self._stream_goes_on(entered)
             self.completed(entered)
         return work
 
-    def refused(self) -> None:
-        """Note that the call to the backend is over, for example because it has raised an error."""
-        if self.watch is not None:
-            self.watch.called()
-
     def _stream_waits_for(self, entered: Entered) -> None:
         if self.watch is not None:
             self.watch.waits_for(entered.joint)
 
-    def _call_has_returned(self, entered: Entered) -> None:
+    def call_has_returned(self, entered: Entered) -> None:
+        """Note that the call to the backend is over, for example because it has raised an error."""
         self._stream_goes_on(entered)
         if self.watch is not None:
             self.watch.called()
@@ -322,7 +327,7 @@ class Recorder:
             self.board.write(self.rank, call, entered.number)
 
     def functional_started(self, entered: Entered, outputs: Sequence[Tensor]) -> None:
-        self._call_has_returned(entered)
+        self.call_has_returned(entered)
         for output in outputs:
             self._functional[output.untyped_storage().data_ptr()] = entered
 

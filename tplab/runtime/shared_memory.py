@@ -51,8 +51,8 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     """Use shared memory for this group's all-reduces of at most `largest` bytes. All ranks in the group must call this.
 
     From then on, sums, maxima and minima of floating-point CPU tensors use shared memory. All other messages still use
-    gloo. If the ranks can't share memory because they're on different machines, everything uses gloo. Returns True if
-    the ranks share memory. With largest=0, the group goes back to gloo.
+    gloo. If the ranks can't share memory because they're on different machines, or not on Linux, everything uses gloo.
+    Returns True if the ranks share memory. With largest=0, the group goes back to gloo.
 
     Every rank gets exactly the same result. With more than two ranks, a sum may be rounded differently than with gloo,
     because the ranks' tensors are added in rank order. A NaN on any rank makes the maximum and the minimum NaN. A group
@@ -62,7 +62,8 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     assert group is not None  # there is a process group
     size = dist.get_world_size(group)
     _slots.pop(group, None)
-    if not largest or size == 1 or dist.get_backend(group) != "gloo":
+    on_linux = hasattr(os, "memfd_create")
+    if not largest or size == 1 or dist.get_backend(group) != "gloo" or not on_linux:
         return False
     largest = -(-largest // mmap.PAGESIZE) * mmap.PAGESIZE
     with ExitStack() as opened, torch._C._DisableTorchDispatch(), torch.inference_mode(False):
@@ -86,7 +87,12 @@ def _connected(group: ProcessGroup, size: int, opened: ExitStack) -> "_Slots | N
     for _, write in ends:
         opened.callback(os.close, write)
     token = secrets.randbits(62)
-    memory = _create(size, token, opened) if rank == 0 else -1
+    memory = -1
+    if rank == 0:
+        memory = os.memfd_create("tplab")
+        opened.callback(os.close, memory)
+        os.ftruncate(memory, size)
+        os.pwrite(memory, token.to_bytes(8, "little"), 0)
     mine = torch.tensor([os.getpid(), memory, token, *(write for _, write in ends)])
     told = [torch.empty_like(mine) for _ in range(p)]
     dist.all_gather(told, mine, group=group)
@@ -102,18 +108,6 @@ def _connected(group: ProcessGroup, size: int, opened: ExitStack) -> "_Slots | N
     except OSError:
         return None
     return slots
-
-
-def _create(size: int, token: int, opened: ExitStack) -> int:
-    """Create an in-memory file that starts with the token. Return its descriptor, or -1 if the system can't do this."""
-    try:
-        file = os.memfd_create("tplab")  # only on Linux
-        opened.callback(os.close, file)
-        os.ftruncate(file, size)
-        os.pwrite(file, token.to_bytes(8, "little"), 0)
-    except (AttributeError, OSError):
-        return -1
-    return file
 
 
 def _map(path: str, token: int, size: int) -> Tensor:

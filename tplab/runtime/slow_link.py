@@ -23,7 +23,8 @@ the same process group, or the same sender, receiver and tag. Different groups d
 had links of its own.
 
 Each rank notes in shared memory when it enters an operation (see `board`), so the ranks agree on the latest start
-without a message. `time.monotonic` is the same clock in all processes of a machine, on Linux and on macOS.
+without a message, even with members outside of `slow_link`, which aren't delayed themselves. `time.monotonic` is the
+same clock in all processes of a machine, on Linux and on macOS.
 """
 
 import math
@@ -133,20 +134,9 @@ class _Transfer:
     def finish(self) -> None:
         """Sleep until the operation is completed."""
         while (arrival := self.arrival()) is None:
-            outside = [rank for rank in self._members if self._is_outside(rank)]
             time.sleep(_LOOK)
-            for rank in outside:
-                if self._start_on(rank) is None:
-                    raise RuntimeError(
-                        f"rank {rank} has entered {self._name} outside of slow_link: "
-                        "all members of a group have to use it for the same operations"
-                    )
         if (left := arrival - time.monotonic()) > 0:
             time.sleep(left)
-
-    def _is_outside(self, rank: int) -> bool:
-        count = self._board.count(rank, self._channel)
-        return count is not None and count >= self._entered.number and self._start_on(rank) is None
 
 
 class _SlowWork(Carried):
@@ -178,16 +168,12 @@ def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowL
     All members of a group must run the same operations inside it, with the same alpha and bandwidth. Results don't
     change. `link.text` describes the link for a picture, and each `Collective` of the record says when its transfer
     began and ended. Raises RuntimeError in a process that `launch` hasn't started, on a backend other than gloo, inside
-    another slow_link, and if a group has more than 128 operations in flight on a rank. Raises NotImplementedError for a
-    receive from any rank, for functional collectives, and for the forward pass of DistributedDataParallel, which sends
-    from C++.
+    another slow_link or a check that delays messages, and if a group has more than 128 operations in flight on a rank.
+    Raises NotImplementedError for a receive from any rank, for functional collectives, and for the forward pass of
+    DistributedDataParallel, which sends from C++.
     """
     link = SlowLink(alpha, bandwidth)
-    board, recorder = _board(), hooks.active
-    assert recorder is not None  # the board is its own
-    if recorder.on_enter is not None:
-        raise RuntimeError("this rank is in a slow_link already")
-    rank = recorder.rank
+    _board()
 
     def refuse_ddp(module: Module, _: Any) -> None:
         if isinstance(module, DistributedDataParallel):
@@ -197,10 +183,8 @@ def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowL
             )
 
     handle = register_module_forward_pre_hook(refuse_ddp)
-    recorder.on_enter = lambda channel, number: board.note_start(rank, channel, number, time.monotonic())
     try:
         with hooks.carried_by(link):
             yield link
     finally:
-        recorder.on_enter = None
         handle.remove()

@@ -36,7 +36,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -50,26 +50,17 @@ _Number = tuple[Call, int]
 _Joint = Sequence[_Number]  # a collective, or the messages of a batch, which complete together
 
 
-class Event(Protocol):
-    """A `torch.cuda.Event`, which is a marker that the stream reaches once all earlier work has completed."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool:
-        """Return True if the stream has reached it."""
-
-
 class StreamWatch:
     """Watches the thread that creates this object.
 
-    event         creates an event for the current stream
+    event         creates an event for the current stream, such as `torch.cuda.Event`
     in_thread     called first in the watching thread, to select the rank's GPU, because new threads start with GPU 0
     """
 
     def __init__(self, rank: int, board: Board, event: Any, in_thread: Callable[[], None] = lambda: None) -> None:
         self.rank, self._board, self._new_event, self._in_thread = rank, board, event, in_thread
         self._watched = threading.get_ident()
-        self._waited_for: deque[tuple[_Joint, Event]] = deque()  # the collectives that the stream waits for
+        self._waited_for: deque[tuple[_Joint, Any]] = deque()  # the collectives that the stream waits for, with events
         self._calling: _Joint = ()  # the collective whose call hasn't returned yet
         self._place: object = None
         self._times_there = 0
@@ -137,19 +128,16 @@ class StreamWatch:
 
 
 class StreamWaits:
-    """Puts marks on the current stream of this rank's GPU while a block of the program runs, from `begin` to `end`."""
+    """Puts marks on the current stream of this rank's GPU while a block of the program runs.
+
+    begun, ended    the marks at the beginning and at the end of the block (see `hooks.marked`)
+    """
 
     def __init__(self, mark: type = torch.cuda.Event) -> None:
         self._mark = mark
         self._pairs: list[tuple[Any, Any]] = []
-        self._begun: Any = None
-        self._ended: Any = None
-
-    def begin(self) -> None:
-        self._begun = self.mark()
-
-    def end(self) -> None:
-        self._ended = self.mark()
+        self.begun: Any = None
+        self.ended: Any = None
 
     def mark(self) -> Any:
         """Record a new mark after all work that has been queued on the stream so far, and return it."""
@@ -164,11 +152,11 @@ class StreamWaits:
     @property
     def is_over(self) -> bool:
         """True if the GPU has reached the end of the block. Doesn't wait for the GPU."""
-        return self._ended is not None and self._ended.query()
+        return self.ended is not None and self.ended.query()
 
     @property
     def share(self) -> float:
         """The fraction of the time from begin to end that the stream spent waiting. Only valid once `is_over`."""
-        whole = self._begun.elapsed_time(self._ended)
+        whole = self.begun.elapsed_time(self.ended)
         held = sum(since.elapsed_time(until) for since, until in self._pairs)
         return min(1.0, held / whole) if whole else 0.0  # each of these times is rounded to about half a microsecond

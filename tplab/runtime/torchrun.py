@@ -13,10 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks
+from tplab.runtime import hooks, transport
 from tplab.runtime.devices import VARIABLE, backend_for
-from tplab.runtime.display import in_kernel
-from tplab.runtime.failures import rank_names
 from tplab.runtime.forkserver import is_rank
 from tplab.runtime.hooks import set_default_timeout
 from tplab.runtime.records import Record, Results
@@ -45,15 +43,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) if is_active() else 0
 
 
-def refuse_in_kernel() -> None:
-    """Raise RuntimeError in a notebook that torchrun has started. Its other ranks wouldn't run the notebook's cells."""
-    if in_kernel():
-        raise RuntimeError(
-            f"this notebook was started by torchrun, as rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, and "
-            "launch would wait for the other ranks. Start Jupyter without torchrun."
-        )
-
-
 def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
     """Run `fn` on this rank and gather the results of all ranks, so that every rank returns the same results.
 
@@ -78,7 +67,8 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
         result = fn(*args, **kwargs)
         span = began, recorder.now()
     everything: list[Any] = [None] * started
-    dist.all_gather_object(everything, (_on_cpu(result), span, list(section)), waiting)
+    on_cpu = transport.loads(bytes(transport.dumps(result)))  # as it would arrive from a launched rank
+    dist.all_gather_object(everything, (on_cpu, span, list(section)), waiting)
     _went_well = True
     returned, spans, sections = ([part[index] for part in everything] for index in range(3))
     record = Record([collective for collectives in sections for collective in collectives])
@@ -104,20 +94,19 @@ def _init_process_group() -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store has the addresses of earlier ranks, too
     store = dist.PrefixStore(f"attempt {attempt}", store)
     obstacles = exchange(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
-    if any(obstacles) and os.environ.get(VARIABLE) == "nccl":
-        reasons = "; ".join(f"{ranks}: {obstacle}" for obstacle, ranks in _ranks_by_obstacle(obstacles).items())
-        raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU. {reasons}")
+    who, why = next(((who, why) for who, why in enumerate(obstacles) if why), (0, ""))
+    if why and os.environ.get(VARIABLE) == "nccl":
+        raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU. Rank {who}: {why}")
     set_default_timeout(LOST_AFTER)
-    device = None if any(obstacles) else torch.device("cuda", local_rank())
+    device = None if why else torch.device("cuda", local_rank())
     if device is not None:
         torch.cuda.set_device(device)
     backend = "gloo" if device is None else "nccl"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=LOST_AFTER, device_id=device
     )  # fmt: skip
-    if rank == 0 and any(obstacles) and set(obstacles) != {_NO_GPU}:
-        for obstacle, ranks in _ranks_by_obstacle(obstacles).items():
-            print(f"tplab: all ranks compute on the CPU, over gloo, because of {ranks}: {obstacle}", file=sys.stderr)
+    if rank == 0 and why and set(obstacles) != {_NO_GPU}:
+        print(f"tplab: all ranks compute on the CPU, over gloo, because of rank {who}: {why}", file=sys.stderr)
 
 
 def exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:
@@ -136,14 +125,6 @@ def exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[s
             "error message from one of the others, or for a machine on which torchrun wasn't started."
         ) from None
     return [store.get(key).decode() for key in keys]
-
-
-def _ranks_by_obstacle(obstacles: list[str]) -> dict[str, str]:
-    found: dict[str, list[int]] = {}
-    for rank, obstacle in enumerate(obstacles):
-        if obstacle:
-            found.setdefault(obstacle, []).append(rank)
-    return {obstacle: rank_names(ranks) for obstacle, ranks in found.items()}
 
 
 def _destroy_process_group() -> None:
@@ -173,10 +154,3 @@ def _obstacle(gpus: int, ranks: int) -> str:
             "--gpus-per-task and --gpu-bind)"
         )
     return "TPLAB_BACKEND is gloo" if dist.is_nccl_available() else "this torch was built without NCCL"
-
-
-def _on_cpu(result: Any) -> Any:
-    """Return the result as it would arrive from a launched rank, with its tensors detached and on the CPU."""
-    from tplab.runtime import transport
-
-    return transport.loads(bytes(transport.dumps(result)))

@@ -196,7 +196,7 @@ class Watch:
         try:
             while True:
                 self.poll(POLL_SECONDS)
-                if any(self._failed(rank) for rank in self.ranks):
+                if any(not rank.alive or rank.message and rank.message[0] != "result" for rank in self.ranks):
                     raise self._failure()
                 if all(rank.message for rank in self.ranks):
                     if wrong := skipped_groups(self.board):
@@ -210,7 +210,7 @@ class Watch:
                     raise self._deadlock("the ranks are waiting for something that will never happen")
                 elif now - settled > LATE_SECONDS and lost_messages(snapshot(self.board)):
                     raise self._deadlock("a message was lost")
-                if started is None and self._have_started():
+                if started is None and all(self.board.state(rank.rank) != "starting" for rank in self.ranks):
                     started = now
                 if started is None and now - began > START_SECONDS:
                     raise self._not_started()
@@ -235,13 +235,6 @@ class Watch:
         can_act = [rank.rank for rank in waiting if rank.can_act]
         self._ask_again_at = time.monotonic() + ASK_SECONDS
         return bool(deadlocked(states, can_act)) and self._progress() == progress
-
-    def _have_started(self) -> bool:
-        return all(self.board.state(rank.rank) != "starting" for rank in self.ranks)
-
-    @staticmethod
-    def _failed(rank: RankProcess) -> bool:
-        return not rank.alive or (rank.message is not None and rank.message[0] != "result")
 
     def _progress(self) -> object:
         """Return a value that changes whenever a rank makes progress."""
@@ -320,7 +313,9 @@ class Watch:
             parts.append(f"{rank_names(others)} failed, too, each in its own way.")
         if len(dead) + len(raised) < len(self.ranks):
             parts.append("Where the ranks were:\n" + self._explain())
-        kind, message = self._cause(first)
+        status = first.status or 0
+        ended = ("exit" if status >= 0 else "signal"), describe_exit(status)
+        kind, message = split_message(first.message[1]) if first.message else ended
         return RankError("\n\n".join(parts), first.rank, kind, message)
 
     def _words_about_batches(self) -> str | None:
@@ -346,10 +341,3 @@ class Watch:
             assert rank.message is not None
             reports.setdefault("failed:\n" + format_chain(rank.message[1]), []).append(rank.rank)
         return reports
-
-    @staticmethod
-    def _cause(rank: RankProcess) -> tuple[str, str]:
-        if rank.message:
-            return split_message(rank.message[1])
-        status = rank.status or 0
-        return ("exit" if status >= 0 else "signal"), describe_exit(status)
