@@ -165,10 +165,10 @@ def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowL
     alpha        latency in seconds of each step of a collective, and of each message
     bandwidth    bytes per second that a rank sends, and receives at the same time
 
-    All members of a group must run the same operations inside it, with the same alpha and bandwidth. Results don't
-    change. `link.text` describes the link for a picture, and each `Collective` of the record says when its transfer
-    began and ended. Raises RuntimeError in a process that `launch` hasn't started, on a backend other than gloo, inside
-    another slow_link or a check that delays messages, and if a group has more than 128 operations in flight on a rank.
+    All members of a group must run the same operations inside it, with the same alpha and bandwidth. Inside another
+    slow_link, only the inner one counts. Results don't change. `link.text` describes the link for a picture, and each
+    `Collective` of the record says when its transfer began and ended. Raises RuntimeError in a process that `launch`
+    hasn't started, on a backend other than gloo, and if a group has more than 128 operations in flight on a rank.
     Raises NotImplementedError for a receive from any rank, for functional collectives, and for the forward pass of
     DistributedDataParallel, which sends from C++.
     """
