@@ -13,8 +13,6 @@ import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 Frames = list[tuple[str, int, str]]  # file, line, function
 SHOWN_FRAMES = 10  # how many frames of a long traceback are shown from its beginning, and as many from its end
 SHOWN_MESSAGE_LINES = 100  # how many lines of an exception's message are shown
@@ -184,8 +182,7 @@ def innermost_user_frame(frames: Frames) -> str | None:
 
 RUNTIME = os.path.dirname(__file__) + os.sep
 TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_PATHS = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_LIBRARY = tuple({path + os.sep for path in (*_PATHS, os.path.dirname(os.path.dirname(torch.__file__)))})
+_LIBRARY = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def is_installed(file: str) -> bool:

@@ -1,5 +1,6 @@
 """Describe a collective's tensors, arguments and group, and find the line of the program that calls it."""
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -7,9 +8,13 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import typing_extensions
 from torch import Tensor
 
-from tplab.runtime.failures import RUNTIME, TPLAB, is_installed
+from tplab.runtime.failures import RUNTIME, TPLAB
+
+_DEPRECATED = typing_extensions.deprecated.__call__.__code__.co_filename  # torch wraps functions with this decorator
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 @cache
@@ -65,12 +70,12 @@ _whose: dict[int, tuple[int, CodeType]] = {}  # by id of the code, which the val
 
 def _find_out(code: CodeType) -> tuple[int, CodeType]:
     file = code.co_filename
-    if file.startswith(TPLAB) and not file.startswith(RUNTIME):
-        whose = _LAYERS
-    elif file.startswith((RUNTIME, "<")) or is_installed(file):
-        whose = _MACHINERY
-    else:
+    if not file.startswith((_TORCH, TPLAB, _DEPRECATED, "<")):
         whose = _LEARNERS
+    elif file.startswith(TPLAB) and not file.startswith(RUNTIME):
+        whose = _LAYERS
+    else:
+        whose = _MACHINERY
     found = _whose[id(code)] = whose, code
     return found
 
@@ -81,7 +86,7 @@ def hide(code: CodeType) -> None:
 
 
 def caller() -> FrameType | None:
-    """Return the innermost frame outside installed packages and tplab.
+    """Return the innermost frame outside torch and tplab.
 
     If there's none, return the innermost frame in tplab outside tplab.runtime, or None.
     """
