@@ -25,12 +25,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 
 import torch
 
 _WHEN_IDLE = ("torch.optim", "torch._dynamo", "torch.distributed.tensor.parallel")
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
+_AT_ONCE = 0.1  # for how many seconds it imports before it looks for requests again
 _STATUS = struct.Struct("<q")
 _DESCRIPTORS = 6  # these follow the status pipe: control, output, crash, board, rendezvous, setup (see rank.main)
 _PR_SET_PDEATHSIG = 1
@@ -180,9 +182,11 @@ def serve(descriptor: int) -> None:
                     continue
                 ranks.start(descriptors)
             elif may_import:
-                state = torch.get_rng_state()  # the module may draw random numbers while it's imported
-                with contextlib.suppress(Exception, SystemExit):  # a rank that needs the module will raise this error
-                    importlib.import_module(to_import.pop(0))
+                end = time.monotonic() + _AT_ONCE
+                state = torch.get_rng_state()  # modules may draw random numbers while they're imported
+                while to_import and time.monotonic() < end:
+                    with contextlib.suppress(Exception, SystemExit):  # a rank that needs the module will raise it
+                        importlib.import_module(to_import.pop(0))
                 torch.set_rng_state(state)
                 if not to_import:
                     _freeze()
