@@ -29,7 +29,6 @@ from tplab.gpt.transformer import NORMS, ParallelTransformerLayer
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.group_module import GroupModule
-from tplab.tensor.id_check import When
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import Device, LayerOptions
@@ -51,7 +50,6 @@ class ParallelGPT(GroupModule):
                               from its input)
     output_init_method        for weights that write to the residual; None: `init_method`, or, if that is None too,
                               normal with std 0.02 / sqrt(2 L)
-    check_ids                 as in VocabParallelEmbedding
     async_grad_allreduce      as in ColumnParallelLinear
     options                   see `LayerOptions`; `init_method` is for all other weights, None: normal with std 0.02
 
@@ -69,7 +67,6 @@ class ParallelGPT(GroupModule):
         recompute: Recompute = "nothing",
         output_init_method: InitMethod | None = None,
         async_grad_allreduce: bool = False,
-        check_ids: When | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
@@ -89,7 +86,7 @@ class ParallelGPT(GroupModule):
         place: dict[str, Any] = {"device": options.get("device"), "dtype": options.get("dtype")}
         h, norm = config.hidden_size, "layer" if config.bias else "rms"
 
-        self.embedding = VocabParallelEmbedding(config.vocab_size, h, check_ids=check_ids, **options)  # [v/p, h]
+        self.embedding = VocabParallelEmbedding(config.vocab_size, h, **options)  # [v/p, h]
         self.positions = nn.Embedding(config.seq_length, h, **place) if config.learned_positions else None
         if self.positions is not None:
             self.region.mark(self.positions, "weight")

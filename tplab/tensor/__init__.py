@@ -31,7 +31,6 @@ from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.group_module import GroupModule, group_ranks
-from tplab.tensor.id_check import IdCheck
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
@@ -60,7 +59,6 @@ __all__ = [
     "Block",
     "ColumnParallelLinear",
     "GroupModule",
-    "IdCheck",
     "InitMethod",
     "KVCache",
     "LayerOptions",
