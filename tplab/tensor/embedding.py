@@ -102,10 +102,6 @@ class VocabParallelEmbedding(ShardedModule):
         vectors.masked_fill_(foreign.unsqueeze(-1), 0)  # in place, to avoid a second tensor of this size
         return self.region.leave(vectors, self.group)  # [b, s, h]
 
-    def extra_repr(self) -> str:
-        mine = f"rank {self.rank} of {self.world_size} holds rows {self.start} to {self.stop - 1}"
-        return f"{self.num_embeddings}, {self.embedding_dim}, {mine}"
-
 
 def parallel_logits(
     x: Tensor,
