@@ -21,7 +21,7 @@ Parameter Models"; torch: ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megat
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -38,7 +38,7 @@ from tplab.data.flat_parameters import BUCKET_BYTES, Flat, Piece, in_buckets, st
 from tplab.memory.meter import optimizer_bytes, tensor_bytes
 from tplab.runtime import record
 
-Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 # torch's optimizers that compute a weight's new value from this weight, its own gradients and the number of steps, with
 # every one of their options
