@@ -103,16 +103,22 @@ def _norm(
 ) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=pieces[0].values.device if pieces else device())
     own: list[Tensor] = []
+    others: list[Tensor] = []  # other ranks count these, but every rank must notice if they aren't finite
     (stage, _), tp = _place(mesh, "pp"), _place(mesh, "tp")
     for parameter, shape, start, values in pieces:
-        here = False if parameter is tied and stage > 0 else counted(parameter, shape, *tp)
+        if parameter is tied and stage > 0:
+            others.append(values)
+            continue
+        here = counted(parameter, shape, *tp)
         if isinstance(here, Tensor):
             values = values[here.to(values.device).expand(shape).flatten()[start : start + len(values)]]
-        if here is not False:
-            own.append(values)
+        (others if here is False else own).append(values)
     for dtype, alike in _by_dtype(own).items():
         lengths = torch._foreach_norm(alike, dtype=torch.promote_types(dtype, torch.float32))  # one kernel for many
         total += torch.stack(lengths).to(total).square().sum()
+    for dtype, alike in _by_dtype(others).items():
+        largest = torch._foreach_norm(alike, float("inf"), dtype=torch.promote_types(dtype, torch.float32))
+        total += 0 * torch.stack(largest).to(total).sum()  # adds NaN unless all elements are finite
     for name in dimensions:
         if mesh is not None and _place(mesh, name)[1] > 1:
             dist.all_reduce(total, group=mesh.get_group(name))
