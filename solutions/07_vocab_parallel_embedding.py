@@ -394,7 +394,7 @@ with show_failure():
 # %% [markdown]
 # <details><summary>Going deeper: how to check IDs on a GPU without waiting for it</summary>
 #
-# The statement `if wrong.any()` needs the answer on the CPU. If the IDs are on a GPU, the CPU has to stop and wait for this answer in every step instead of running ahead and launching the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay. The vector of a wrong ID becomes NaN right away, so it can't be mistaken for a result. Meanwhile, the first wrong ID and its position are copied to the CPU in the background, and the *next* call raises the error.
+# The statement `if wrong.any()` needs the answer on the CPU. If the IDs are on a GPU, the CPU has to stop and wait for this answer in every step instead of running ahead and launching the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this delay with `torch._assert_async(~wrong.any(), message)`. The GPU itself checks the answer when it gets there. If there's a wrong ID, it stops the process, as PyTorch's own `nn.Embedding` does on a GPU. The price is that the message can't name the ID.
 #
 # </details>
 #

@@ -5,10 +5,11 @@
     x -+- norm -> attention -(+)-+- norm -> MLP -(+)-> z          a layer
        +---------------------+   +---------------+
 
-Nothing here knows about ranks or comes from `tplab.tensor` or `tplab.gpt`. But parameters have the names and the shapes
-that the parallel layers' full parameters have, so both accept the same state dict: weights are [out, in], `qkv` is
-[Wq; Wk; Wv], and `up` is [gate; up] if the MLP is gated. tests/test_plain.py compares this module with PyTorch's layers
-and with transformers. (Vaswani et al. 2017; Radford et al. 2019, GPT-2; Touvron et al. 2023, Llama.)
+Nothing here knows about ranks or comes from `tplab.tensor` or `tplab.gpt`, which use its rotary positions and
+activations. Parameters have the names and the shapes that the parallel layers' full parameters have, so both accept the
+same state dict: weights are [out, in], `qkv` is [Wq; Wk; Wv], and `up` is [gate; up] if the MLP is gated.
+tests/test_plain.py compares this module with PyTorch's layers and with transformers. (Vaswani et al. 2017; Radford et
+al. 2019, GPT-2; Touvron et al. 2023, Llama.)
 """
 
 import math
@@ -33,14 +34,14 @@ class Attention(nn.Module):
         self, hidden_size: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None, *,
         attention_type: str = "self", causal: bool = False, dropout: float = 0.0, bias: bool = True,
         rotary_base: float | None = None, rotary_scaling: RotaryScaling | None = None,
-        sliding_window: int | None = None, qkv_bias: bool | None = None, flash: bool = False, **place: Any,
+        qkv_bias: bool | None = None, flash: bool = False, **place: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         qkv_bias = bias if qkv_bias is None else qkv_bias
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.sharing = num_heads // num_kv_heads  # this many heads of Q share one head of K and V
-        self.causal, self.sliding_window, self.dropout, self.flash = causal, sliding_window, dropout, flash
+        self.causal, self.dropout, self.flash = causal, dropout, flash
         self.rotary_base, self.rotary_scaling = rotary_base, rotary_scaling
         q_rows, kv_rows = num_heads * self.head_dim, 2 * num_kv_heads * self.head_dim
         if attention_type == "self":
@@ -68,7 +69,7 @@ class Attention(nn.Module):
             angles = rotary_angles(positions, self.head_dim, self.rotary_base, self.rotary_scaling)
             q, k = rotate(q, angles), rotate(k, angles)
         dropout, grouped = self.dropout if self.training else 0.0, self.sharing > 1
-        if self.flash and key_padding_mask is None and self.sliding_window is None:
+        if self.flash and key_padding_mask is None:
             y = F.scaled_dot_product_attention(q, k, v, None, dropout, self.causal, enable_gqa=grouped)  # [b, n, s, d]
         else:
             k, v = (part.repeat_interleave(self.sharing, 1) if grouped else part for part in (k, v))  # [b, n, t, d]
@@ -81,42 +82,61 @@ class Attention(nn.Module):
         """Return what to add to scores [b, n, s, t], with -inf wherever a query may not attend to a key."""
         mask = scores.new_zeros(scores.shape[-2:])
         if self.causal:
-            places = torch.arange(scores.shape[-1], device=scores.device)
-            ago = places[:, None] - places  # [s, s], how many tokens before the query a key is
-            far = False if self.sliding_window is None else ago >= self.sliding_window
-            mask = mask.masked_fill((ago < 0) | far, -math.inf)
+            mask = mask.masked_fill(torch.ones_like(mask, dtype=torch.bool).triu(1), -math.inf)  # [s, s]
         if key_padding_mask is not None:
             mask = mask.masked_fill(key_padding_mask[:, None, None], -math.inf)  # [b, 1, s, t]
         return mask
 
 
-def rotary_angles(positions: Tensor, head_dim: int, base: float, scaling: RotaryScaling | None = None) -> Tensor:
-    """Return the angles [.., d/2] at positions [..]. As in Llama, they are float32 whatever the dtype of the model."""
-    pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
-    speeds = 1.0 / base ** (pairs / head_dim)  # [d/2], in radians per token
-    if scaling is not None:  # as in Llama 3.1
+def rotary_angles(
+    positions: Tensor, head_dim: int, base: float = 10_000.0, scaling: RotaryScaling | None = None
+) -> Tensor:
+    """Return the angles [.., d/2] by which `rotate` turns the pairs at integer positions [..].
+
+    Pair i of the token at position m is rotated by m w_i, where w_i = base^(-2i/d). As in Llama, angles are float32
+    whatever the model's dtype.
+
+    scaling    changes the frequencies w_i: divides the low ones by the factor, keeps the high ones, and interpolates in
+               between, as Llama 3.1 does
+    Raises ValueError if head_dim is odd. (Su et al. 2021, "RoFormer", arXiv 2104.09864, section 3.2; transformers,
+    models/llama/modeling_llama.py and, for Llama 3.1, modeling_rope_utils.py.)
+    """
+    if head_dim % 2:
+        raise ValueError(f"head_dim={head_dim} is odd: rotary positions turn pairs of numbers")
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim  # [d/2]
+    frequencies = 1.0 / base**exponents  # [d/2], in radians per token
+    if scaling is not None:
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        turns = scaling.original_seq_length * speeds / (2 * math.pi)
+        turns = scaling.original_seq_length * frequencies / (2 * math.pi)
         kept = ((turns - low) / (high - low)).clamp(0, 1)
-        speeds = (1 - kept) * speeds / scaling.factor + kept * speeds
-    return positions[..., None].float() * speeds
+        frequencies = (1 - kept) * frequencies / scaling.factor + kept * frequencies
+    return positions[..., None].float() * frequencies  # [.., d/2]
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate each pair (i, i + d/2) of x [b, heads, s, d] by its angle [s, d/2]."""
+    """Rotate each pair of x [b, heads, s, d] by its angle [s, d/2]. Norms are preserved.
+
+        [ a' ]   [ cos   -sin ] [ a ]          the first pair rotates fastest, one radian per token;
+        [ b' ] = [ sin    cos ] [ b ]          the last one hardly moves
+
+    The dot product of a rotated query at m and a rotated key at n depends on the positions only through m - n, so a
+    score encodes the distance between two tokens. Like Llama, we pair element i with element i + d/2 (half-split). The
+    paper pairs 2i with 2i + 1, so weights trained with one pairing don't work with the other.
+    """
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+    a, b = x.chunk(2, dim=-1)  # [b, heads, s, d/2] each
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)  # [b, heads, s, d]
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
-    gate, up = gate_and_up.chunk(2, -1)
+    """Return silu(gate) * up, [.., f], for the concatenation [gate | up], [.., 2 f]."""
+    gate, up = gate_and_up.chunk(2, dim=-1)  # [.., f] each
     return F.silu(gate) * up
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # that GPT-2 was trained with
     "swiglu": swiglu,
 }
 
@@ -157,8 +177,7 @@ class Layer(nn.Module):
         self.attention_norm = make_norm(config, **place)
         self.attention = Attention(
             *sizes, causal=causal, rotary_base=None if config.learned_positions else config.rotary_base,
-            rotary_scaling=config.rotary_scaling, sliding_window=config.sliding_window, flash=config.flash_attention,
-            **options,
+            rotary_scaling=config.rotary_scaling, flash=config.flash_attention, **options,
         )  # fmt: skip
         self.cross_norm = make_norm(config, **place) if cross_attention else None
         self.cross_attention = Attention(*sizes, attention_type="cross", **options) if cross_attention else None

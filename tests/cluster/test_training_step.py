@@ -130,7 +130,7 @@ def _overlap():
         seen = []
 
         def look(gradient, units=zero.units, seen=seen):
-            seen.append([(unit.gradient is not None, unit.is_reducing) for unit in units])
+            seen.append([(unit.gradient is not None, unit._reducing is not None) for unit in units])
 
         z = model[0](random((2, 4), "x", dtype=torch.float32))
         z.register_hook(look)

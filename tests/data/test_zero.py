@@ -74,18 +74,27 @@ def _train(stage, micro_batches=1, max_norm=None, group=None, steps=3, spare=Tru
     """What comes out, and what the last step sent and held."""
     rank = dist.get_rank(group)
     model = Net(rank)  # the constructor of ZeRO has to make them alike
-    zero, norms = make_zero(stage, model, group, **options), []
+    zero, norms, peak = make_zero(stage, model, group, **options), [], []
+    if stage == 3:
+        for block in model.blocks:  # they run inside the hooks that gather them
+            block.register_forward_pre_hook(lambda *_: peak.append(sum(unit.gathered_bytes for unit in zero.units)))
     for step in range(steps):
         zero.zero_grad()
         with record() as sent:
             for k in range(micro_batches):
                 (loss_of(model, batch(rank, 10 * step + k), spare=spare, again=again) / micro_batches).backward()
-            held, peak = zero.memory(), getattr(zero, "peak_gathered", None)
+            held = zero.memory()
             if max_norm is not None:
                 zero.finish()
                 norms.append(_clip(zero, max_norm, group))
             zero.step()
-    return {"weights": weights_of(zero, model), "norms": norms, "sent": sent.totals(), "held": held, "peak": peak}
+    return {
+        "weights": weights_of(zero, model),
+        "norms": norms,
+        "sent": sent.totals(),
+        "held": held,
+        "peak": max(peak, default=0),
+    }
 
 
 def _clip(zero, max_norm, group):

@@ -4,7 +4,6 @@ The reference is the same model on one process, trained by plain torch in float6
 """
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,11 +117,10 @@ class Returns(nn.Linear):
 UNSAFE = {
     "bias": lambda y, m: (y, m.bias),
     "weight, row": lambda y, m: [y, {"row": m.weight[2]}],
-    "bias, in an object": lambda y, m: (y, SimpleNamespace(b=m.bias)),
 }
 SAFE = {
     "a copy": lambda y, m: (y, m.bias.clone()),
-    "an empty view": lambda y, m: (y, m.bias[:0], m),
+    "an empty view": lambda y, m: (y, m.bias[:0], None, 1),
 }
 
 
@@ -142,7 +140,7 @@ def test_a_unit_that_returns_a_parameter_or_a_view_of_one_is_refused(name):
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             with pytest.raises(
-                ValueError, match=rf"Returns returns its parameter {name.split(',')[0]} or .* larger units"
+                ValueError, match=r"Returns returns one of its parameters or a view of it, \[6\]. .* larger units"
             ):
                 net(torch.ones(2, N))
             with zero.gathered():  # they stay
@@ -239,8 +237,8 @@ def test_blocks_and_linear_layers_can_be_units(ranks):
         assert found == pytest.approx(dict.fromkeys(found, expected), rel=1e-10)
 
 
-def test_a_unit_whose_output_hides_its_tensors_is_refused():
-    net = Takes(Returns(lambda y, m: type("Result", (), {"y": y})()))
+def test_a_unit_whose_output_might_hide_tensors_is_refused():
+    net = Takes(Returns(lambda y, m: (y, type("Result", (), {"y": y})())))
     ZeRO3(net, [net.unit], torch.optim.SGD)
-    with pytest.raises(TypeError, match="Returns returns Result, in which ZeRO-3 finds no tensor"):
+    with pytest.raises(TypeError, match="Returns returns a Result, in which ZeRO-3 doesn't look for tensors"):
         net(torch.ones(2, N))

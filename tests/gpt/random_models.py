@@ -14,7 +14,6 @@ from tplab.gpt.model import ParallelGPT
 from tplab.tensor.full_state import load_full_state_dict
 
 HIDDEN, HEADS, FFN, LENGTH, LAYERS, VOCAB = 16, 4, 24, 24, 2, 300
-WINDOW = 4
 BATCH, PROMPT, NEW = 3, 5, 12  # texts, and their tokens before and after generation
 KINDS = ("gpt2", "llama", "llama 1 kv", "llama 3.1", "qwen2", "mistral")
 SCALED = {"rope_type": "llama3", "rope_theta": 50.0, "factor": 4.0, "low_freq_factor": 0.5, "high_freq_factor": 2.0}
@@ -42,7 +41,7 @@ def hugging_face(kind, vocab=VOCAB, seed=0, dtype=torch.float64):
             "llama 1 kv": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True, **default}),
             "llama 3.1": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, **scaled}),
             "qwen2": ("Qwen2", {"num_key_value_heads": 1}),
-            "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": WINDOW}),
+            "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None}),
         }[kind]
         model = getattr(hf, f"{name}ForCausalLM")(getattr(hf, f"{name}Config")(**options, **shared))
         if dtype == torch.float64:

@@ -15,12 +15,10 @@ from torch.nn import functional as F
 
 from tests.gpt.random_models import (
     HIDDEN,
-    LAYERS,
     LENGTH,
     NEW,
     PROMPT,
     VOCAB,
-    WINDOW,
     hugging_face,
     their_text,
     tokens,
@@ -226,14 +224,11 @@ def test_each_field_of_their_configuration_is_used_or_refused_or_known_to_have_n
                 assert gpt_config(changed) != config, name
 
 
-def test_sliding_windows_are_those_of_transformers():
+def test_a_sliding_window_is_refused_unless_it_hides_nothing():
     qwen2 = {k: v for k, v in hugging_face("qwen2").config.to_dict().items() if k != "layer_types"}
-    on = {**qwen2, "use_sliding_window": True, "sliding_window": 4}
-    assert gpt_config({**qwen2, "sliding_window": 4}).sliding_window is None
-    assert gpt_config({**on, "max_window_layers": 0}).sliding_window == 4
-    assert gpt_config({**on, "max_window_layers": LAYERS}).sliding_window is None
-    with pytest.raises(ValueError, match="sliding_window=4 is only for 1 of 2 layers"):
-        gpt_config({**on, "max_window_layers": 1})
     mistral = hugging_face("mistral").config.to_dict()
-    assert gpt_config(mistral).sliding_window == WINDOW
-    assert gpt_config({**mistral, "sliding_window": LENGTH}).sliding_window is None  # it hides nothing
+    assert gpt_config({**qwen2, "sliding_window": 4}) == gpt_config(qwen2)  # it's off
+    assert gpt_config({**mistral, "sliding_window": LENGTH}) == gpt_config(mistral)  # it hides nothing
+    for hides in ({**qwen2, "use_sliding_window": True, "sliding_window": 4}, {**mistral, "sliding_window": 4}):
+        with pytest.raises(ValueError, match="sliding_window=4 is shorter than max_position_embeddings=24"):
+            gpt_config(hides)

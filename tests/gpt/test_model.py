@@ -132,10 +132,9 @@ def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_
 
 def test_every_option_reaches_its_place(monkeypatch):
     model = ParallelGPT(
-        replace(LLAMA, dropout=0.3, rotary_base=77.0, norm_eps=1e-3), check_ids="later", async_grad_allreduce=True,
+        replace(LLAMA, dropout=0.3, rotary_base=77.0, norm_eps=1e-3), async_grad_allreduce=True,
         init_method=lambda w: nn.init.constant_(w, 1.0), output_init_method=lambda w: nn.init.constant_(w, 2.0),
     )  # fmt: skip
-    assert model.embedding.check_ids.when == "later"
     assert model.final_norm.eps == 1e-3
     assert bool((model.embedding.weight[:37] == 1).all() and (model.head.weight[:37] == 1).all())
     assert not model.head.weight[37:].any()  # padding

@@ -21,7 +21,7 @@ IDS = torch.arange(2 * LENGTH).view(2, LENGTH)
 
 
 def small(config: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration for a model of two small layers. A window is shorter than the text if it was before."""
+    """The same configuration for a model of two small layers."""
     if config["model_type"] == "gpt2":
         return config | {"n_layer": 2, "n_embd": 24, "n_head": 2, "n_positions": LENGTH, "n_ctx": LENGTH} | ENDS
     groups = config["num_attention_heads"] // config["num_key_value_heads"]
@@ -29,8 +29,7 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
     sizes |= {"intermediate_size": 20, "max_position_embeddings": LENGTH, "initializer_range": 0.3}
     sizes |= {"head_dim": 8} if "head_dim" in config else {}
     if config.get("sliding_window") is not None:
-        hides = config["sliding_window"] < config["max_position_embeddings"]
-        sizes["sliding_window"] = LENGTH // 3 if hides else LENGTH
+        sizes["sliding_window"] = LENGTH
     return config | sizes | ENDS
 
 
@@ -67,7 +66,7 @@ def test_a_field_that_is_missing_has_the_default_of_transformers(kind):
 
     heads = 32  # of which Qwen2 has as many K, V heads by default
     sizes = {"num_hidden_layers": 2, "hidden_size": 4 * heads, "num_attention_heads": heads, "vocab_size": 50}
-    sizes |= {"max_position_embeddings": 8192, "intermediate_size": 20}
+    sizes |= {"max_position_embeddings": 4096, "intermediate_size": 20}
     if kind == "gpt2":
         sizes = {"n_layer": 2, "n_embd": 24, "n_head": 2, "vocab_size": 50, "n_positions": 16}
     ours = gpt_config({"model_type": kind, **sizes})
@@ -83,7 +82,8 @@ REFUSED = {
         ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}, "'yarn'"),
         ("rope_parameters", {"rope_type": "default", "mscale": 2.0}, "mscale=2.0"),
     ],
-    "Qwen2.5-0.5B": [("use_mrope", True)],
+    "Qwen2.5-0.5B": [("use_mrope", True), ("layer_types", ["full_attention", "sliding_attention"])],
+    "Mistral-7B-v0.3": [("sliding_window", 4096)],
 }  # fmt: skip
 REFUSED_BY_ALL = [
     ("is_causal", False), ("quantization_config", {"bits": 4}), ("a_new_field", 1), ("model_type", "gemma"),

@@ -92,17 +92,17 @@ def _targets(ids: Tensor) -> Tensor:
 
 def _loss(table: VocabParallelEmbedding, x: Tensor, ids: Tensor) -> Tensor:
     logits = parallel_logits(x, table.weight)  # [b, s, v/p]
-    return vocab_parallel_cross_entropy(logits, _targets(ids), label_smoothing=0.1, vocab_size=VOCAB)
+    return vocab_parallel_cross_entropy(logits, _targets(ids), vocab_size=VOCAB)
 
 
 def _fused_loss(table: VocabParallelEmbedding, x: Tensor, ids: Tensor) -> Tensor:
     return parallel_linear_cross_entropy(x, table.weight, _targets(ids), tokens_at_once=5, vocab_size=VOCAB)
 
 
-def _plain_loss(smoothing: float, weights: Tensors, x: Tensor, ids: Tensor) -> Tensor:
+def _plain_loss(weights: Tensors, x: Tensor, ids: Tensor) -> Tensor:
     logits = F.linear(x, weights["weight"]).flatten(0, 1)
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits.to(dtype), _targets(ids).flatten(), label_smoothing=smoothing)
+    return F.cross_entropy(logits.to(dtype), _targets(ids).flatten())
 
 
 TABLE = {"weight": (VOCAB, H)}
@@ -123,6 +123,6 @@ CASES: dict[str, Case] = {
         TABLE, X, _table, lambda weights, x: F.linear(x, weights["weight"]),
         call=lambda table, x: parallel_logits(x, table.weight, gather=True, vocab_size=VOCAB),
     ),
-    "cross entropy": layer(TABLE, X, _table, lambda *given: _plain_loss(0.1, *given), call=_loss, ids=IDS),
-    "linear cross entropy": layer(TABLE, X, _table, lambda *given: _plain_loss(0.0, *given), call=_fused_loss, ids=IDS),
+    "cross entropy": layer(TABLE, X, _table, _plain_loss, call=_loss, ids=IDS),
+    "linear cross entropy": layer(TABLE, X, _table, _plain_loss, call=_fused_loss, ids=IDS),
 }  # fmt: skip

@@ -132,7 +132,7 @@ def _generate(case, padded, group):
     heads, d = max(1, case.get("kv_heads", HEADS) // p), case.get("head_dim", 2)
     assert cache.keys.shape == (BATCH, heads, LENGTH, d)
     assert cache.keys.untyped_storage().data_ptr() == place  # written in place: nothing was copied
-    assert cache.nbytes == 2 * BATCH * heads * (LENGTH + 2) * d * 8
+    assert cache._keys.nbytes == cache._values.nbytes == BATCH * heads * (LENGTH + 2) * d * 8
 
 
 def test_tokens_beyond_the_length_of_a_cache_and_a_cache_in_a_graph_are_refused():

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import pickle
 
 import pytest
 import torch
@@ -82,7 +81,6 @@ CHANGES = {
     "to_empty": lambda module: module.to("meta").to_empty(device="cpu"),
     "assign": _assign,
     "tie": _tie,
-    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
 }
 
 

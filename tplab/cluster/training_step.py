@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from tplab.data.data_parallel import DataParallel
 from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, start_alike
 from tplab.data.grad_norm import check_mesh, clip, grad_norm, grad_norm_of_pieces
-from tplab.data.zero import Parameters, ZeRO1, ZeRO2, check_elementwise, listed
+from tplab.data.zero import Parameters, ZeRO1, ZeRO2, check_elementwise
 from tplab.data.zero3 import ZeRO3
 from tplab.pipeline.executor import Pipeline
 from tplab.sequence.gpt import sequence_parallel_parameters, sum_over_ranks
@@ -113,7 +113,7 @@ class TrainingStep:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._trained = [parameter.requires_grad for parameter in model.parameters()]
         # an optimizer needs a parameter, even if this stage is frozen
-        given = listed((trained or [nn.Parameter(torch.empty(0))]) if parameters is None else parameters)
+        given = (trained or [nn.Parameter(torch.empty(0))]) if parameters is None else parameters
         options: dict[str, Any] = {"average": average, "separate": self.tied, "group": dp}
         self.data: DataParallel | None = None
         self.optimizer: Optimizer | ZeRO1

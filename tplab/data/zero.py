@@ -21,8 +21,7 @@ Parameter Models"; torch: ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megat
 """
 
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -39,7 +38,7 @@ from tplab.data.flat_parameters import BUCKET_BYTES, Flat, Piece, in_buckets, st
 from tplab.memory.meter import optimizer_bytes, tensor_bytes
 from tplab.runtime import record
 
-Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 # torch's optimizers that compute a weight's new value from this weight, its own gradients and the number of steps, with
 # every one of their options
@@ -109,10 +108,6 @@ class Unit:
             whole /= self.flat.world_size
         part, work = self.flat.reduce_scatter(whole)  # [n]
         self._reducing = part, whole, work
-
-    @property
-    def is_reducing(self) -> bool:
-        return self._reducing is not None
 
     def wait(self) -> None:
         """Wait for the pending reduction, if any. Add this rank's shard to `gradient` and free the full gradients."""
@@ -308,33 +303,10 @@ def _gradient_is_there(unit: Unit, reduce: Callable[[Unit], None], parameter: nn
         reduce(unit)
 
 
-def _listed(parameters: Any) -> list[nn.Parameter]:
-    """Return a group's parameters as a list. They can be given as one or several tensors, or `named_parameters()`."""
-    if isinstance(parameters, Tensor):
-        return [parameters]  # type: ignore[list-item]
-    return [given[1] if isinstance(given, tuple) else given for given in parameters]
-
-
-def _check_once(parameters: Sequence[nn.Parameter]) -> None:
-    numbers = Counter(map(id, parameters))
-    if twice := [list(parameter.shape) for parameter in parameters if numbers[id(parameter)] > 1]:
-        raise ValueError(f"a parameter {twice[0]} is given {len(twice)} times: each belongs into one group, once")
-
-
-def listed(parameters: Parameters) -> list[Any]:
-    """Return the parameters or param groups with lists in place of all iterators, which can only be read once."""
-    return [
-        {**given, "params": given["params"] if isinstance(given["params"], Tensor) else list(given["params"])}
-        if isinstance(given, Mapping)
-        else given
-        for given in parameters
-    ]
-
-
 def as_groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return param groups whose "params" are lists. Raises ValueError if a parameter is given twice."""
-    given: list[Any] = list(parameters)
-    groups = [dict(group) for group in given] if given and isinstance(given[0], Mapping) else [{"params": given}]
-    groups = [{**group, "params": _listed(group["params"])} for group in groups]
-    _check_once([parameter for group in groups for parameter in group["params"]])
-    return groups
+    """Return param groups whose "params" are lists, read as torch's optimizers read them.
+
+    Raises ValueError if a parameter is in several groups.
+    """
+    groups = Optimizer(parameters, {}).param_groups
+    return [{name: value for name, value in group.items() if name != "param_names"} for group in groups]

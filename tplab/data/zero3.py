@@ -18,7 +18,6 @@ Zhao et al. 2023, "PyTorch FSDP", whose flat parameters do the same; torch: full
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -98,14 +97,14 @@ class ZeRO3(ZeRO1):
                      model runs
     parameters       param groups that contain all trained parameters, as for torch's optimizers; None means one group.
                      A layer whose parameters are in several groups forms one unit per group
-    peak_gathered    the maximum number of bytes of full weights at any gather since the last step
 
     You must call the model and its layers as modules, `layer(x)`, because that triggers the hooks. Outside these calls
     and `with zero.gathered():`, the parameters are empty. The other arguments are those of ZeRO1.
 
     Raises ValueError for a layer that isn't in the model or is inside another layer. The forward pass raises ValueError
     if a unit returns one of its parameters, or a view of one, because the memory of the parameters is freed when the
-    unit returns. The blocks of `tplab` return copies.
+    unit returns. The blocks of `tplab` return copies. It raises TypeError if a unit returns anything but
+    tensors, numbers, strings, None, and tuples, lists and dicts of these.
     """
 
     units: list[ShardedUnit]  # type: ignore[assignment]
@@ -122,10 +121,10 @@ class ZeRO3(ZeRO1):
         group: ProcessGroup | None = None,
         **defaults: Any,
     ) -> None:
-        self.units, self.peak_gathered = [], 0
+        self.units = []
         self._order: list[tuple[str, int]] = []
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        groups = as_groups(trained if parameters is None else parameters)
+        groups = as_groups(trained if parameters is None else parameters) if trained else [{"params": []}]
         place = {parameter: number for number, given in enumerate(groups) for parameter in given["params"]}
         if place.keys() != set(trained):
             raise ValueError(
@@ -163,7 +162,6 @@ class ZeRO3(ZeRO1):
         if any(unit.stays_whole for unit in self.units):
             raise ValueError("gathered() would undo the update: call step() outside of it")
         super().step()
-        self.peak_gathered = 0
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -196,7 +194,6 @@ class ZeRO3(ZeRO1):
                 if not unit.gathered_bytes:
                     self._order.append(("gather", self.units.index(unit)))
                 unit.gather()
-            self.peak_gathered = max(self.peak_gathered, sum(unit.gathered_bytes for unit in self.units))
 
         def before_backward(gradient: Tensor) -> None:
             gather()
@@ -204,8 +201,7 @@ class ZeRO3(ZeRO1):
                 unit.backwards[torch._C._current_graph_task_id()] = None
 
         def after_forward(module: nn.Module, inputs: object, output: object) -> None:
-            tensors = _tensors(output)
-            _check_output(module, output, tensors, units)
+            tensors = _tensors(module, output, units)
             for unit in units:
                 if not unit.backwards:  # recomputation inside backward keeps the weights
                     unit.free()
@@ -217,49 +213,27 @@ class ZeRO3(ZeRO1):
         module.register_forward_hook(after_forward)
 
 
-def _tensors(output: object) -> list[Tensor]:
-    """Return all tensors in a module's output, however deep: in containers, dataclasses or attributes of objects."""
-    found: dict[int, object] = {}
-    parts = tree_leaves(output)
-    while parts:
-        part = parts.pop()
-        if id(part) in found or isinstance(part, nn.Module | type):
-            continue
-        found[id(part)] = part
-        if not isinstance(part, Tensor):
-            parts += tree_leaves(list(part.values()) if isinstance(part, Mapping) else _attributes(part))
-    return [part for part in found.values() if isinstance(part, Tensor)]
+def _tensors(module: nn.Module, output: object, units: list[ShardedUnit]) -> list[Tensor]:
+    """Return the tensors in a unit's output, whose weights must still be gathered.
 
-
-def _attributes(part: object) -> list[object]:
-    names = [field.name for field in fields(part)] if is_dataclass(part) else []  # those with slots have no __dict__
-    return [*getattr(part, "__dict__", {}).values(), *(getattr(part, name) for name in names)]
-
-
-def _check_output(module: nn.Module, output: object, tensors: list[Tensor], units: list[ShardedUnit]) -> None:
-    """Raise TypeError for an output in which there are no tensors, and ValueError if one of them is about to be freed.
-
-    The weights must still be gathered, because a returned view is recognized by its address.
+    Raises TypeError for an object that might have other tensors in it, and ValueError for a tensor that is about to be
+    freed, because a view of a weight is recognized by its address.
     """
-    unit_name = type(module).__name__
-    if not tensors and torch.is_grad_enabled():
-        kinds = ", ".join(sorted({type(part).__name__ for part in tree_leaves(output)})) or "nothing"
+    unit_name, leaves = type(module).__name__, tree_leaves(output)
+    if other := [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor | int | float | str | None)]:
         raise TypeError(
-            f"{unit_name} returns {kinds}, in which ZeRO-3 finds no tensor, so it can't notice when backward needs the "
-            "weights. Return tensors, or tuples, lists, dicts or dataclasses of them"
+            f"{unit_name} returns a {other[0]}, in which ZeRO-3 doesn't look for tensors, so it wouldn't notice when "
+            "backward needs the weights. Return tensors, or tuples, lists or dicts of them"
         )
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     for tensor in tensors:
         if any(unit.is_memory_of(tensor) for unit in units):
-            name = next(
-                name
-                for name, parameter in module.named_parameters()
-                if 0 <= tensor.data_ptr() - parameter.data_ptr() < parameter.numel() * parameter.element_size()
-            )
             raise ValueError(
-                f"{unit_name} returns its parameter {name} or a view of it, {list(tensor.shape)}. ZeRO-3 frees a "
-                f"unit's weights when its forward ends, so the caller would read freed memory. Return {name}.clone(), "
+                f"{unit_name} returns one of its parameters or a view of it, {list(tensor.shape)}. ZeRO-3 frees a "
+                "unit's weights when its forward ends, so the caller would read freed memory. Return a clone() of it, "
                 "or pass larger units as `layers`, such as whole transformer layers, whose forward uses the parameter"
             )
+    return tensors
 
 
 def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:

@@ -2,7 +2,6 @@
 
 transformer    ParallelTransformerLayer: attention and MLP with norms, dropout and residuals around them
 model          ParallelGPT, from token ids to the loss
-closeness      how much the results of 1, 2 and 4 ranks differ, measured
 generation     choose the next token from logits that are sharded over the ranks
 hugging_face   convert GPT-2, Llama, Qwen2 and Mistral checkpoints from and to Hugging Face's parameter names
 hugging_face_config    convert their config.json to a GPTConfig

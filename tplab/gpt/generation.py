@@ -12,7 +12,6 @@ a broadcast of b ids if tokens are sampled.
 """
 
 import math
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from tplab.gpt.model import ParallelGPT
 from tplab.tensor.operators import all_gather
 
 
+@torch.no_grad()
 def generate(
     model: ParallelGPT,
     prompt: Tensor,
@@ -44,59 +44,33 @@ def generate(
     All ranks of the model's group must call it with the same prompt. Dropout is disabled during generation. Raises
     ValueError for invalid arguments.
     """
-    columns = list(stream(
-        model, prompt, max_new_tokens, temperature=temperature, top_k=top_k, stop_id=stop_id, vocab_size=vocab_size,
-        generator=generator,
-    ))  # fmt: skip
-    return torch.cat([prompt, *(column[:, None] for column in columns)], 1)
-
-
-@torch.no_grad()
-def stream(
-    model: ParallelGPT,
-    prompt: Tensor,
-    max_new_tokens: int,
-    *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    stop_id: int | None = None,
-    vocab_size: int | None = None,
-    generator: torch.Generator | None = None,
-) -> Iterator[Tensor]:
-    """Yield the columns [b] that `generate` adds to the prompts, one after the other, as soon as each is known.
-
-    All ranks must take the same number of columns, because each column needs collectives.
-    """
     _check(prompt, max_new_tokens, temperature, top_k)
     b, s = prompt.shape
+    text = new = prompt  # `new`: tokens whose keys and values aren't in the cache yet
     done = torch.zeros(b, dtype=torch.bool, device=prompt.device)
     was_training = model.training
     model.eval()
     try:
         cache = model.new_cache(b, s + max_new_tokens)
-        new = prompt  # tokens whose keys and values aren't in the cache yet
         for _ in range(max_new_tokens):
             x = model.features(new, cache=cache)[:, -1]  # [b, h]
-            token = choose(model, model.logits(x), temperature, top_k, vocab_size, generator)  # [b]
+            token = _choose(model, model.logits(x), temperature, top_k, vocab_size, generator)  # [b]
             if stop_id is not None:
                 token = token.masked_fill(done, stop_id)
-            yield token
-            done |= token == stop_id if stop_id is not None else done
-            if done.all():
-                return
+                done |= token == stop_id
             new = token[:, None]
+            text = torch.cat([text, new], 1)
+            if stop_id is not None and done.all():
+                break
     finally:
         model.train(was_training)
+    return text
 
 
-def choose(
-    model: ParallelGPT,
-    logits: Tensor,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    vocab_size: int | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def _choose(
+    model: ParallelGPT, logits: Tensor, temperature: float, top_k: int | None, vocab_size: int | None,
+    generator: torch.Generator | None,
+) -> Tensor:  # fmt: skip
     """Return the next token of each text [b], the same on every rank, given this rank's logits [b, v/p]."""
     greedy = temperature == 0
     values, ids = candidates(model, logits, 1 if greedy else top_k, vocab_size)  # [b, k] each

@@ -69,7 +69,7 @@ _LLAMA_USED = {"num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "he
 _WINDOW = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"sliding_window": None},
-    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28},
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": False},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
 }
 _ROPE = {
@@ -112,6 +112,7 @@ def _llama(config: Mapping[str, Any], kind: str) -> GPTConfig:
     _require(config, _LLAMA_SIZES)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     _only(config, _LLAMA_SIZES | _LLAMA_USED | _WINDOW, {**_LLAMA, "head_dim": (head_dim, None)})
+    _refuse_window(config, kind)
     base, scaling = _rotary(config)
     return GPTConfig(
         num_layers=config["num_hidden_layers"], hidden_size=config["hidden_size"],
@@ -119,7 +120,7 @@ def _llama(config: Mapping[str, Any], kind: str) -> GPTConfig:
         vocab_size=config["vocab_size"], seq_length=config["max_position_embeddings"],
         ffn_hidden_size=config["intermediate_size"], gated=True, bias=False, qkv_bias=kind == "qwen2",
         learned_positions=False, dropout=0.0, rotary_base=base, rotary_scaling=scaling,
-        sliding_window=_window(config, kind), norm_eps=config.get("rms_norm_eps", 1e-6),
+        norm_eps=config.get("rms_norm_eps", 1e-6),
         tied_embedding=config.get("tie_word_embeddings", False),
     )  # fmt: skip
 
@@ -143,34 +144,17 @@ def _rotary(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
     )  # fmt: skip
 
 
-def _window(config: Mapping[str, Any], kind: str) -> int | None:
-    """Return the sliding window that all layers have, or None if it has no effect."""
-    window, length, layers = (
-        config.get("sliding_window"),
-        config["max_position_embeddings"],
-        config["num_hidden_layers"],
-    )
-    if kind == "qwen2" and not config["use_sliding_window"]:
-        window = None
-    kinds = config.get("layer_types")
-    if kind == "qwen2" and window is not None and kinds is None:
-        kinds = ["full_attention"] * min(layers, config["max_window_layers"])
-        kinds += ["sliding_attention"] * (layers - len(kinds))
-    if other := sorted(set(kinds or ()) - {"full_attention", "sliding_attention"}):
-        raise ValueError(f"layer_types has {other[0]!r}; here all layers have full or sliding attention")
-    if kinds is not None and kind != "qwen2":
-        raise ValueError("layer_types is only supported for qwen2: in transformers, a llama or mistral ignores it")
-    if window is None or window >= length or (kinds is not None and "sliding_attention" not in kinds):
-        return None
-    if kind == "llama":
-        raise ValueError(f"sliding_window={window}: in transformers, a llama has no sliding window")
-    if kinds is not None and "full_attention" in kinds:
+def _refuse_window(config: Mapping[str, Any], kind: str) -> None:
+    """Raise ValueError for a sliding window that hides tokens, because here, each token attends to all earlier ones."""
+    window, length = config.get("sliding_window"), config["max_position_embeddings"]
+    is_on = kind != "qwen2" or config["use_sliding_window"]
+    if is_on and window is not None and window < length:
         raise ValueError(
-            f"sliding_window={window} is only for {kinds.count('sliding_attention')} of {layers} layers, and shorter "
-            f"than max_position_embeddings={length}; here all layers have the same window. With "
+            f"sliding_window={window} is shorter than max_position_embeddings={length}, and not supported here. With "
             f"max_position_embeddings={window}, or fewer, it has no effect"
         )
-    return window
+    if other := sorted(set(config.get("layer_types") or ()) - {"full_attention"}):
+        raise ValueError(f"layer_types has {other[0]!r}; here all layers have full attention")
 
 
 def _require(config: Mapping[str, Any], sizes: set[str]) -> None:

@@ -19,7 +19,6 @@ Unlike a pickle, the files can't run any code. (https://huggingface.co/docs/safe
 modeling_utils.py, _get_resolved_checkpoint_files.)
 """
 
-import re
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from os import PathLike
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.common.downloads import check_safetensors, damaged, read_json
+from tplab.common.downloads import damaged, read_json
 from tplab.gpt.hugging_face import Row, family, lengths, rows, stored_names, without_place
 from tplab.gpt.hugging_face_config import gpt_config
 from tplab.memory.config import GPTConfig
@@ -38,7 +37,6 @@ from tplab.tensor.sharding import check_group, runs, sharding_of
 from tplab.tensor.wrappers import plain_parameters
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_OF_SAVE_PRETRAINED = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")  # not model.fp16.safetensors, a variant
 _TWO_SAVES = "Some of the files are from different saves. Copy or download all of them from the same save"
 WITHOUT_EFFECT = {"dropout", "flash_attention"}  # fields of GPTConfig that weights don't depend on
 
@@ -113,13 +111,16 @@ class _Stored:
 
     def __init__(self, folder: Path, config: GPTConfig, stack: ExitStack) -> None:
         try:
-            from safetensors import safe_open
+            from safetensors import SafetensorError, safe_open
         except ImportError as error:
             raise ImportError("loading a Hugging Face folder needs safetensors: pip install safetensors") from error
         self.folder, self.bytes_read = folder, 0
         places: dict[str, Any] = {}
         for file, listed in weight_files(folder).items():
-            opened = stack.enter_context(safe_open(folder / file, framework="pt", device="cpu"))
+            try:
+                opened = stack.enter_context(safe_open(folder / file, framework="pt", device="cpu"))
+            except SafetensorError as error:  # not every byte that the header promises is there
+                raise damaged(folder / file, f"isn't a complete safetensors file ({error})") from error
             if absent := sorted(listed.difference(opened.keys())):
                 raise ValueError(f"{folder / INDEX} lists {absent[0]} in {file}, which lacks it. {_TWO_SAVES}")
             if twice := sorted(places.keys() & opened.keys()):
@@ -180,15 +181,18 @@ class _Stored:
 def weight_files(folder: Path) -> dict[str, set[str]]:
     """Return the safetensors files that have the model's weights, each with the tensors that the index lists for it.
 
-    Raises FileNotFoundError if files are missing, and ValueError if a file is damaged, if the index names files outside
-    of the folder, or if the folder has files of two saves.
+    Raises FileNotFoundError if files are missing, and ValueError if the index is damaged, if it names files outside of
+    the folder, or if its files are there besides the single one.
     """
     files = _listed(folder / INDEX) if (folder / INDEX).is_file() else {}
-    listed = set(files)
-    found = {path.name for path in folder.glob("*.safetensors") if _OF_SAVE_PRETRAINED.fullmatch(path.name)}
-    found |= {name for name in listed if (folder / name).is_file()}
-    if SINGLE in found:
-        files = {SINGLE: files.get(SINGLE, set())}
+    parts = sorted(name for name in files if name != SINGLE and (folder / name).is_file())
+    if (folder / SINGLE).is_file():
+        if parts:
+            raise ValueError(
+                f"{folder} has the weights of two saves. transformers would read {SINGLE}, but there are also the "
+                f"files of {INDEX}: {', '.join(parts[:5])}. Delete the files of the save that you don't want"
+            )
+        files, parts = {SINGLE: files.get(SINGLE, set())}, [SINGLE]
     if not files:
         there = sorted(
             path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".gguf", ".pt")
@@ -198,18 +202,11 @@ def weight_files(folder: Path) -> dict[str, set[str]]:
             "Older formats, such as pytorch_model.bin, are pickles, which can run any code: convert them with "
             "save_pretrained"
         )
-    if missing := sorted(files.keys() - found):
+    if missing := sorted(files.keys() - set(parts)):
         raise FileNotFoundError(
             f"{folder / INDEX} names {len(files)} files, of which {len(missing)} are missing: "
             f"{', '.join(missing[:5])}. Download them, or copy a complete folder"
         )
-    if others := sorted(found - files.keys()):
-        raise ValueError(
-            f"{folder} has the weights of two saves. transformers would read {', '.join(sorted(files)[:5])}, but there "
-            f"are also {', '.join(others[:5])}. Delete the files of the save that you don't want, including its {INDEX}"
-        )
-    for name in files:
-        check_safetensors(folder / name)
     return files
 
 

@@ -22,21 +22,18 @@ from typing import Any, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.transformer import NORMS, ParallelTransformerLayer
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
-from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
+from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.tensor.group_module import GroupModule
-from tplab.tensor.id_check import When
-from tplab.tensor.initialization import InitMethod, init_parameter
+from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
-from tplab.tensor.linear import Device, LayerOptions
+from tplab.tensor.linear import LayerOptions
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
-from tplab.tensor.sharding import Block, ShardedModule, Sharding
 
 INIT_STD = 0.02  # as in GPT-2 and Megatron
 
@@ -51,7 +48,6 @@ class ParallelGPT(GroupModule):
                               from its input)
     output_init_method        for weights that write to the residual; None: `init_method`, or, if that is None too,
                               normal with std 0.02 / sqrt(2 L)
-    check_ids                 as in VocabParallelEmbedding
     async_grad_allreduce      as in ColumnParallelLinear
     options                   see `LayerOptions`; `init_method` is for all other weights, None: normal with std 0.02
 
@@ -59,7 +55,7 @@ class ParallelGPT(GroupModule):
     """
 
     positions: nn.Embedding | None
-    head: "OutputTable | None"
+    head: VocabParallelEmbedding | None
 
     def __init__(
         self,
@@ -69,7 +65,6 @@ class ParallelGPT(GroupModule):
         recompute: Recompute = "nothing",
         output_init_method: InitMethod | None = None,
         async_grad_allreduce: bool = False,
-        check_ids: When | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
@@ -89,7 +84,7 @@ class ParallelGPT(GroupModule):
         place: dict[str, Any] = {"device": options.get("device"), "dtype": options.get("dtype")}
         h, norm = config.hidden_size, "layer" if config.bias else "rms"
 
-        self.embedding = VocabParallelEmbedding(config.vocab_size, h, check_ids=check_ids, **options)  # [v/p, h]
+        self.embedding = VocabParallelEmbedding(config.vocab_size, h, **options)  # [v/p, h]
         self.positions = nn.Embedding(config.seq_length, h, **place) if config.learned_positions else None
         if self.positions is not None:
             self.region.mark(self.positions, "weight")
@@ -104,7 +99,6 @@ class ParallelGPT(GroupModule):
                 activation="swiglu" if config.gated else config.activation,
                 rotary_base=None if config.learned_positions else config.rotary_base,
                 rotary_scaling=config.rotary_scaling,
-                sliding_window=config.sliding_window,
                 bias=config.bias,
                 qkv_bias=config.bias or config.qkv_bias,
                 norm=norm,
@@ -121,7 +115,7 @@ class ParallelGPT(GroupModule):
         self.final_norm = NORMS[norm](h, eps=config.norm_eps, **place)
         self.region.mark(self.final_norm, "weight", "bias")
         table: dict[str, Any] = {name: value for name, value in options.items() if name != "region"}  # reads all tokens
-        self.head = None if config.tied_embedding else OutputTable(config.vocab_size, h, **table)
+        self.head = None if config.tied_embedding else VocabParallelEmbedding(config.vocab_size, h, **table)
 
     def forward(
         self,
@@ -146,7 +140,7 @@ class ParallelGPT(GroupModule):
         for number, layer in enumerate(self.layers):
             step = partial(layer, cache=cache and cache[number], rng=rng)
             if self.recompute == "layers" and self.training and torch.is_grad_enabled():
-                x = checkpoint(step, x, tracker=rng or RNGTracker(self.group))
+                x = checkpoint(step, x, tracker=rng or RNGTracker())
             else:
                 x = step(x)  # [b, s, h]
         return self.final_norm(x).to(self.output_weight.dtype)
@@ -188,28 +182,3 @@ class ParallelGPT(GroupModule):
                 "positions behind it"
             )
         return torch.arange(past, stop, device=ids.device)
-
-
-class OutputTable(ShardedModule):
-    """Weight [v/p, h] of an untied output layer, sharded by rows and padded like `VocabParallelEmbedding`."""
-
-    weight: nn.Parameter
-
-    def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        init_method: InitMethod,
-        multiple: int = 128,
-        group: ProcessGroup | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(group)
-        rows = pad_vocab_size(vocab_size, self.world_size, multiple) // self.world_size
-        weight = nn.Parameter(torch.empty(rows, hidden_size, device=device, dtype=dtype))  # [v/p, h]
-        self.register_shard("weight", weight, Sharding(0, blocks=(Block(vocab_size, multiple, padded=True),)))
-        init_parameter(self.weight, init_method, group)
-        with torch.no_grad():
-            self.weight[max(0, vocab_size - self.rank * rows) :].zero_()

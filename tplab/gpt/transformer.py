@@ -70,7 +70,7 @@ class ParallelTransformerLayer(nn.Module):
     causal                each token attends only to itself and to earlier tokens; False for an encoder
     cross_attention       adds a third block, which reads a memory [b, t, h]
     num_kv_heads, ffn_hidden_size, activation, bias    as in ParallelAttention and ParallelMLP
-    rotary_base, rotary_scaling, sliding_window, qkv_bias    as in ParallelAttention; cross-attention uses only the last
+    rotary_base, rotary_scaling, qkv_bias    as in ParallelAttention; cross-attention uses only the last
     norm                  "layer" or "rms"; norm_eps is added to the variance
     hidden_dropout        dropout probability after each block, with the same mask on all ranks
     attention_dropout     dropout probability for the attention probabilities, with different masks on each rank
@@ -97,7 +97,6 @@ class ParallelTransformerLayer(nn.Module):
         activation: str = "gelu",
         rotary_base: float | None = None,
         rotary_scaling: RotaryScaling | None = None,
-        sliding_window: int | None = None,
         bias: bool = True,
         qkv_bias: bool | None = None,
         norm: str = "layer",
@@ -140,9 +139,8 @@ class ParallelTransformerLayer(nn.Module):
 
         self.attention_norm = make_norm()
         self.attention = ParallelAttention(
-            hidden_size, causal=causal, rotary_base=rotary_base, rotary_scaling=rotary_scaling,
-            sliding_window=sliding_window, **attention,
-        )  # fmt: skip
+            hidden_size, causal=causal, rotary_base=rotary_base, rotary_scaling=rotary_scaling, **attention
+        )
         self.cross_norm = make_norm() if cross_attention else None
         self.cross_attention = (
             ParallelAttention(hidden_size, attention_type="cross", **attention) if cross_attention else None

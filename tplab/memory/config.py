@@ -49,7 +49,6 @@ class GPTConfig:
     rotary_base:       the base of rotary positions
     rotary_scaling:    how the rotary frequencies are changed, as in Llama 3.1; None: not at all
     qkv_bias:          Q, K and V have a bias even if bias=False, as in Qwen2
-    sliding_window:    how many tokens each token attends to, including itself, as in Mistral; None: all
     norm_eps:          the value that a norm adds to the variance
     dropout:           probability of dropout after the attention scores, attention, the MLP and the embedding
     flash_attention:   the backward pass recomputes the scores instead of saving them
@@ -70,7 +69,6 @@ class GPTConfig:
     rotary_base: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
     qkv_bias: bool = False
-    sliding_window: int | None = None
     norm_eps: float = 1e-5
     dropout: float = 0.1
     flash_attention: bool = False
@@ -81,10 +79,6 @@ class GPTConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} should be a probability in [0, 1); 0 leaves it out")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(
-                f"sliding_window={self.sliding_window}: each token attends to itself at least, 1; None: all"
-            )
         if self.learned_positions and self.rotary_scaling is not None:
             raise ValueError("rotary_scaling needs rotary positions: learned_positions=False")
         if self.hidden_size % self.num_heads:

@@ -66,7 +66,7 @@ class GPTStage(nn.Module):
         for number, layer in enumerate(self.layers.values()):
             step = partial(layer, cache=cache and cache[number], rng=self.rng)
             if self.recompute == "layers" and self.training and torch.is_grad_enabled():
-                x = checkpoint(step, x, tracker=self.rng or RNGTracker(self.group))
+                x = checkpoint(step, x, tracker=self.rng or RNGTracker())
             else:
                 x = step(x)  # [b, s, h]
         return x if self.final_norm is None else self.final_norm(x).to(self._output_weight().dtype)

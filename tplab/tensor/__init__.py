@@ -12,7 +12,6 @@
 05  mlp                    ParallelMLP, with one all-reduce in the forward pass and one in the backward pass
 06  attention_mask         which positions a query may attend to
     qkv                    the projections to Q, K and V, whose heads are split over the ranks
-    rotary                 rotary positions
     kv_cache               the keys and values of earlier tokens
     attention              ParallelAttention, with heads split over the ranks
 07  id_check               an error for token ids outside the vocabulary
@@ -20,47 +19,38 @@
     token_way              the path of a token through both of them, recorded for a picture
 08  cross_entropy          the loss of logits that are split over the ranks
     linear_cross_entropy   the same, together with the output layer, without storing the logits
-09  generators             streams of random numbers
-    rng                    dropout masks that are identical where ranks must agree and different everywhere else
+09  rng                    dropout masks that are identical where ranks must agree and different everywhere else
 """
 
+from tplab.plain import rotary_angles, rotate
 from tplab.tensor import regression
 from tplab.tensor.attention import ParallelAttention
-from tplab.tensor.attention_mask import attention_mask
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
-from tplab.tensor.group_module import GroupModule, group_ranks
-from tplab.tensor.id_check import IdCheck
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.tensor.mlp import ParallelMLP, swiglu
+from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.operators import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
-from tplab.tensor.qkv import QKVParallelLinear, copies_group, heads_on_rank
-from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
+from tplab.tensor.qkv import QKVParallelLinear
+from tplab.tensor.region import Region
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
-from tplab.tensor.rotary import rotary_angles, rotate
 from tplab.tensor.sharding import (
     Block,
     ShardedModule,
     Sharding,
-    check_group,
     divide,
     shard,
     shard_range,
-    shard_ranks,
     unshard,
 )
 from tplab.tensor.token_way import OnRank, TokenWay, record_token
 
 __all__ = [
-    "TENSOR_PARALLEL",
     "Block",
     "ColumnParallelLinear",
-    "GroupModule",
-    "IdCheck",
     "InitMethod",
     "KVCache",
     "LayerOptions",
@@ -75,18 +65,12 @@ __all__ = [
     "Sharding",
     "TokenWay",
     "VocabParallelEmbedding",
-    "attention_mask",
-    "check_group",
     "checkpoint",
-    "column_linear",
-    "copies_group",
     "copy_to_region",
     "divide",
     "dropout",
     "full_state_dict",
     "gather_from_region",
-    "group_ranks",
-    "heads_on_rank",
     "init_parameter",
     "load_full_state_dict",
     "pad_vocab_size",
@@ -101,8 +85,6 @@ __all__ = [
     "seed_all",
     "shard",
     "shard_range",
-    "shard_ranks",
-    "swiglu",
     "unshard",
     "vocab_parallel_cross_entropy",
 ]

@@ -32,12 +32,12 @@ from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.config import RotaryScaling
+from tplab.plain import rotary_angles, rotate
 from tplab.tensor.attention_mask import attention_mask, check_padding
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
 from tplab.tensor.qkv import QKVParallelLinear, heads_on_rank
-from tplab.tensor.rotary import rotary_angles, rotate
 
 
 class RandomStates(Protocol):
@@ -61,7 +61,6 @@ class ParallelAttention(nn.Module):
     dropout               dropout probability for the attention probabilities, used only in training
     rotary_base           base of the rotary position embedding of q and k (Llama 2: 10000); None: don't rotate
     rotary_scaling        changes the rotary frequencies, as in Llama 3.1 (`tplab.memory.config.RotaryScaling`)
-    sliding_window        if causal, a token attends to itself and the `sliding_window` - 1 tokens before it; None: all
     qkv_bias              whether Q, K and V have a bias; None: same as `bias`
     skip_bias_add         return (z without bias, bias)
     output_init_method    initializes the full Wo in place; None: `init_method`
@@ -87,7 +86,6 @@ class ParallelAttention(nn.Module):
         bias: bool = True,
         rotary_base: float | None = None,
         rotary_scaling: RotaryScaling | None = None,
-        sliding_window: int | None = None,
         qkv_bias: bool | None = None,
         skip_bias_add: bool = False,
         output_init_method: InitMethod | None = None,
@@ -101,8 +99,6 @@ class ParallelAttention(nn.Module):
             raise ValueError(f"attention_type={attention_type!r} is not 'self' or 'cross'")
         if attention_type == "cross" and (causal or rotary_base is not None):
             raise ValueError("cross-attention has no causal mask and no rotary positions: x and memory are two texts")
-        if sliding_window is not None and (sliding_window < 1 or not causal):
-            raise ValueError(f"sliding_window={sliding_window} should be 1 or more, and it needs causal=True")
         if rotary_scaling is not None and rotary_base is None:
             raise ValueError("rotary_scaling needs a rotary_base: without it, there are no rotary positions")
         if not 0 <= dropout < 1:
@@ -115,7 +111,6 @@ class ParallelAttention(nn.Module):
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.attention_type, self.causal, self.dropout = attention_type, causal, dropout
         self.rotary_base, self.rotary_scaling, self.run_core = rotary_base, rotary_scaling, run_core
-        self.sliding_window = sliding_window
         qkv_bias = bias if qkv_bias is None else qkv_bias
         first: dict[str, Any] = {"async_grad_allreduce": async_grad_allreduce, **options}
         if attention_type == "self":
@@ -170,7 +165,7 @@ class ParallelAttention(nn.Module):
         (b, _, s, _), t = q.shape, k.shape[2]
         if key_padding_mask is not None:
             check_padding(b, t, key_padding_mask)
-        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, q.device, self.sliding_window)
+        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, q.device)
         dropout = self.dropout if self.training else 0.0
 
         def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -198,9 +193,3 @@ class ParallelAttention(nn.Module):
                 raise ValueError("self-attention has no memory: make it with attention_type='cross'")
         elif memory is None or cache is not None:
             raise ValueError("cross-attention needs its memory in every call, and has no cache")
-
-    def extra_repr(self) -> str:
-        first = self.rank * self.heads
-        sizes = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
-        held = f"rank {self.rank} of {self.world_size} holds heads {first} to {first + self.heads - 1}"
-        return f"{self.attention_type}, {sizes}, {held}"

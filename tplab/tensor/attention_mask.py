@@ -16,20 +16,16 @@ from torch import Tensor
 
 
 def attention_mask(
-    s: int, t: int, causal: bool, key_padding_mask: Tensor | None, device: torch.device, window: int | None = None
+    s: int, t: int, causal: bool, key_padding_mask: Tensor | None, device: torch.device
 ) -> tuple[Tensor | None, bool]:
     """Return (`attn_mask`, `is_causal`) for `scaled_dot_product_attention`. `attn_mask` is None if it isn't needed.
 
     key_padding_mask    bool [b, t], True for padding, which no query attends to
-    window              if causal, a query attends to its own key and the `window` - 1 keys before it; None: all
     The returned mask is bool (True: may attend), and broadcasts to [b, heads, s, t].
     """
     may_look = None
-    in_window = window is not None and t > window
-    if in_window or (causal and s > 1 and not (s == t and key_padding_mask is None)):
+    if causal and s > 1 and not (s == t and key_padding_mask is None):
         may_look = torch.ones(s, t, dtype=torch.bool, device=device).tril(t - s)  # [s, t]
-    if may_look is not None and window is not None:
-        may_look = may_look.triu(t - s - window + 1)
     if key_padding_mask is not None:
         no_padding = ~key_padding_mask[:, None, None, :]  # [b, 1, 1, t]
         may_look = no_padding if may_look is None else may_look & no_padding  # [b, 1, s, t]

@@ -17,8 +17,7 @@ of the naive implementation:
     here, reduction="mean" or "sum"             n (max) + n + 1 (sums)
 
 Maxima are sent in the dtype of the logits, which represents them exactly. Sums are computed and sent in float32 (or in
-float64, if the logits are float64). Label smoothing also needs sum_i (z_i - m), which enters the loss in the same way
-as z_t and is sent with it.
+float64, if the logits are float64).
 
 Each rank works on a few rows at a time, so that they stay in the cache. For each row, it finds the maximum m_r of its
 own shard and sums exp(z_i - m_r). Once m is known, it multiplies the sum by exp(m_r - m). So the logits are read from
@@ -31,7 +30,6 @@ Gimelshein 2018, "Online normalizer calculation for softmax"; Megatron: vocab_pa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -53,61 +51,39 @@ def vocab_parallel_cross_entropy(
     target: Tensor,
     *,
     ignore_index: int = -100,
-    label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
     vocab_size: int | None = None,
-    check_target: bool | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """Compute `F.cross_entropy` from this rank's logits [.., v/p] and the targets' ids in the full vocabulary, [..].
 
-    ignore_index, label_smoothing, reduction    as in F.cross_entropy; smoothing covers the full vocabulary
-    vocab_size          the size of the vocabulary without padding. Columns after it are ignored, and their gradient is
-                        zero. None: the size in the mark `logits.tensor_parallel`, which `parallel_logits` sets. A copy
-                        such as `logits.float()` has no mark. Its padding still doesn't count, because it is -inf, but
-                        with label smoothing, or with a target in the padding, the loss is then infinite
-    check_target        for targets outside the vocabulary, raise IndexError (True) or return NaN in loss and gradient
-                        (False). None: True on a CPU, but False on a GPU, because the check would make the CPU wait
+    ignore_index, reduction    as in F.cross_entropy
+    vocab_size    the size of the vocabulary without padding. Columns after it are ignored, and their gradient is zero.
+                  None: all columns count. The padding of `parallel_logits` still doesn't change the loss, because its
+                  logits are -inf, but a target in the padding makes the loss infinite
 
     Returns the loss on every rank, as a scalar or, with reduction="none", as [..]. Its dtype is float32 (float64 if the
-    logits are float64), and it isn't twice differentiable. Raises ValueError for invalid shapes and options, such as a
-    `vocab_size` or a group that contradicts the mark. (Megatron: same name, but no vocab_size.)
+    logits are float64), and it isn't twice differentiable. Raises ValueError for invalid shapes and options. A target
+    outside the vocabulary raises IndexError or, on a GPU, stops the process (`tplab.tensor.id_check`). (Megatron: same
+    name, but no vocab_size.)
     """
     if logits.dim() == 0 or logits.shape[:-1] != target.shape:
         raise ValueError(
             f"logits {list(logits.shape)} should be [.., v/p], with the [..] of target {list(target.shape)}"
         )
-    columns, target = logits.shape[-1], integers("target", target)
-    vocab_size = vocabulary("logits", logits, -1, vocab_size, group)
-    options = Options.of(columns, ignore_index, label_smoothing, reduction, vocab_size, group)
-    targets = Targets.of(target, columns, options, check_target)
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
+    columns, vocab_size = logits.shape[-1], vocabulary("logits", logits, -1, vocab_size, group)
+    options = Options(ignore_index, reduction, vocab_size, start=rank_and_size(group)[0] * columns)
+    targets = Targets.of(integers("target", target), columns, options)
     return _VocabParallelCrossEntropy.apply(logits, *targets, options, group)
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     ignore_index: int
-    label_smoothing: float
     reduction: Reduction
     vocab_size: int
     start: int  # the first id of this rank
-
-    @staticmethod
-    def of(
-        columns: int, ignore_index: int, label_smoothing: float, reduction: Reduction, vocab_size: int,
-        group: ProcessGroup | None,
-    ) -> "Options":  # fmt: skip
-        if not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing={label_smoothing} is not between 0 and 1")
-        if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
-        start = rank_and_size(group)[0] * columns
-        return Options(ignore_index, label_smoothing, reduction, vocab_size, start)
-
-    @property
-    def smooth(self) -> float:
-        """The probability that label smoothing gives to each id of the vocabulary."""
-        return self.label_smoothing / self.vocab_size
 
     def width(self, columns: int) -> int:
         """Return the number of this rank's columns that aren't padding."""
@@ -119,49 +95,45 @@ class Targets(NamedTuple):
 
     column    the column of the token's target on this rank, int64 [n, 1]; 0 if it is `foreign`
     foreign   True if another rank has the target, or the token is ignored, bool [n, 1]
-    weight    how much the token counts, float32 [n, 1]: 1, but 0 if it is ignored, and NaN if its target is invalid
+    counts    False if the token is ignored, bool [n, 1]
     """
 
     column: Tensor
     foreign: Tensor
-    weight: Tensor
+    counts: Tensor
 
     @staticmethod
-    def of(target: Tensor, columns: int, options: Options, check: bool | None) -> "Targets":
-        """Describe the targets, int64 [..]. Depending on `check`, raise IndexError for the first invalid one."""
-        counted = target != options.ignore_index
-        wrong = outside(target, options.vocab_size) & counted
-        if target.device.type == "cpu" if check is None else check:
-            raise_first("target", target, wrong, options.vocab_size)
+    def of(target: Tensor, columns: int, options: Options) -> "Targets":
+        """Describe the targets, int64 [..]. Raises IndexError for the first one that is outside the vocabulary."""
+        counts = target != options.ignore_index
+        raise_first("target", target, outside(target, options.vocab_size) & counts, options.vocab_size)
         column = target - options.start
-        foreign = outside(column, options.width(columns)) | ~counted
-        of_tokens = column.masked_fill(foreign, 0), foreign, counted.float().masked_fill(wrong, torch.nan)
-        return Targets(*(values.reshape(-1, 1) for values in of_tokens))
+        foreign = outside(column, options.width(columns)) | ~counts
+        return Targets(*(values.reshape(-1, 1) for values in (column.masked_fill(foreign, 0), foreign, counts)))
 
     def of_rows(self, rows: slice) -> "Targets":
         return Targets(*(values[rows] for values in self))
 
     def counted(self) -> Tensor:
         """Return the number of tokens that aren't ignored, as a scalar."""
-        return (self.weight != 0).sum()
+        return self.counts.sum()
 
-    def gradients(self, dloss: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    def gradients(self, dloss: Tensor) -> tuple[Tensor, Tensor]:
         """Return (dloss, shift) [n, 1]: each token's part of dloss, [n] or [1], and what its target's dz gets besides.
 
-        dz = softmax dloss - smooth dloss, and dz of the target has shift in place of the second term.
+        dz = softmax dloss, and dz of the target = softmax dloss + shift.
         """
-        dloss = (dloss.view(-1, 1) * self.weight).masked_fill(self.weight == 0, 0)
-        shift = ((options.label_smoothing - 1) * dloss).masked_fill(self.foreign, 0)
-        return dloss, shift - options.smooth * dloss if options.smooth else shift
+        dloss = torch.where(self.counts, dloss.view(-1, 1), 0)
+        return dloss, (-dloss).masked_fill(self.foreign, 0)
 
 
 class _VocabParallelCrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, column: Tensor, foreign: Tensor, weight: Tensor, options: Options,
+        ctx: Any, logits: Tensor, column: Tensor, foreign: Tensor, counts: Tensor, options: Options,
         group: ProcessGroup | None,
     ) -> Tensor:  # fmt: skip
-        targets = Targets(column, foreign, weight)
+        targets = Targets(column, foreign, counts)
         flat = logits.detach().reshape(len(column), logits.shape[-1])  # [n, v/p], a view if the strides allow it
         sum_exp, aimed, base, divisor = forward_of_rows(flat, targets, options, group, None)
         ctx.save_for_backward(flat, *targets, base, divisor)
@@ -172,13 +144,12 @@ class _VocabParallelCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple:
-        flat, column, foreign, weight, base, divisor = ctx.saved_tensors
-        targets, options = Targets(column, foreign, weight), ctx.options
+        flat, *of_tokens, base, divisor = ctx.saved_tensors
+        targets, options = Targets(*of_tokens), ctx.options
         if options.reduction == "mean":
             dloss = dloss / targets.counted()
         dflat = torch.empty_like(flat, memory_format=torch.contiguous_format)
-        of_tokens = targets.gradients(dloss, options)
-        gradient_of_rows(dflat, flat, None, column, base, divisor, *of_tokens, options)
+        gradient_of_rows(dflat, flat, None, targets.column, base, divisor, *targets.gradients(dloss), options)
         return dflat.view(ctx.shape), None, None, None, None, None
 
 
@@ -187,17 +158,17 @@ def forward_of_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (S, aimed, base, divisor) for logits [n, v/p]. softmax = exp(z - base) / divisor, and all are [n, 1].
 
-    aimed           z_t - m, with label smoothing; if the ranks sum it and reduction isn't "none", its total [1, 1]
+    aimed           z_t - m; if the ranks sum it and reduction isn't "none", its total [1, 1]
     exponentials    memory [n, v/p] that receives exp(z - base), which may be that of the logits; None: discard them
     """
     z = logits[:, : options.width(logits.shape[1])]
     aimed = z.gather(1, targets.column) if z.shape[1] else z.new_zeros(len(z), 1)  # read before z changes
-    base, sum_exp, total = _sweep(z, options, exponentials)
+    base, sum_exp = _sweep(z, exponentials)
     if rank_and_size(group)[1] == 1:
-        return sum_exp, _smoothed(aimed - base, total, targets, options), base, sum_exp
+        return sum_exp, (aimed - base).masked_fill_(targets.foreign, 0), base, sum_exp
     highest = _all_reduce(base.to(logits.dtype, copy=True), dist.ReduceOp.MAX, group).to(base.dtype)  # m
     to_highest = (base - highest).exp()
-    aimed = _smoothed(aimed - highest, total + z.shape[1] * (base - highest), targets, options)
+    aimed = (aimed - highest).masked_fill_(targets.foreign, 0)
     if options.reduction != "none":
         aimed = aimed.sum(0, keepdim=True)
     sums = _all_reduce(torch.cat([sum_exp * to_highest, aimed]), dist.ReduceOp.SUM, group)  # [n + 1, 1] or [2 n, 1]
@@ -205,17 +176,9 @@ def forward_of_rows(
     return sum_exp, aimed, base, sum_exp / to_highest
 
 
-def _smoothed(aimed: Tensor, total: Tensor, targets: Targets, options: Options) -> Tensor:
-    """Return this rank's term of z_t - m [n, 1], given z - m in the target's column, and the sum of z - m [n, 1]."""
-    aimed = aimed.masked_fill_(targets.foreign, 0)
-    if not options.smooth:
-        return aimed
-    return (1 - options.label_smoothing) * aimed + (options.smooth * total).masked_fill_(targets.weight == 0, 0)
-
-
 def loss_of(sum_exp: Tensor, aimed: Tensor, targets: Targets, options: Options) -> Tensor:
     """Return the loss, a scalar or [n], given S [n, 1], and z_t - m [n, 1] or totals of it [any, 1]."""
-    log_sum = (sum_exp.log() * targets.weight).masked_fill_(targets.weight == 0, 0)
+    log_sum = sum_exp.log().masked_fill_(~targets.counts, 0)
     if options.reduction == "none":
         return (log_sum - aimed)[:, 0]
     loss = log_sum.sum() - aimed.sum()
@@ -239,18 +202,15 @@ def gradient_of_rows(
             part = exponentials[rows, :width]
         of_target = torch.addcmul(shift[rows], part.gather(1, column[rows]), scale[rows])
         dz = dlogits[rows, :width]
-        if options.smooth:
-            _into(dz, torch.sub, part.mul_(scale[rows]), options.smooth * dloss[rows])
-        else:
-            _into(dz, torch.mul, part, scale[rows])
+        _into(dz, torch.mul, part, scale[rows])
         dz.scatter_(1, column[rows], of_target.to(dz.dtype))
     dlogits[:, width:] = 0
 
 
-def _sweep(z: Tensor, options: Options, exponentials: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each row of z [n, v/p], its maximum m, the sum of exp(z - m) and, for smoothing, the sum of z - m.
+def _sweep(z: Tensor, exponentials: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return, for each row of z [n, v/p], its maximum m and the sum of exp(z - m), [n, 1] each.
 
-    All are [n, 1]. If a shard is fully masked, m is the lowest finite number, because -inf - -inf would be NaN.
+    If a shard is fully masked, m is the lowest finite number, because -inf - -inf would be NaN.
     """
     found = []
     for rows in _blocks(z):
@@ -260,10 +220,9 @@ def _sweep(z: Tensor, options: Options, exponentials: Tensor | None) -> tuple[Te
         shifted = (
             part - base if exponentials is None else _into(exponentials[rows, : z.shape[1]], torch.sub, part, base)
         )
-        total = shifted.sum(1, keepdim=True) if options.smooth else base
-        found.append((base, shifted.exp_().sum(1, keepdim=True), total))
-    base, sum_exp, total = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
-    return base, sum_exp, total
+        found.append((base, shifted.exp_().sum(1, keepdim=True)))
+    base, sum_exp = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+    return base, sum_exp
 
 
 def _into(out: Tensor, operation: Callable[..., Tensor], *operands: Tensor) -> Tensor:

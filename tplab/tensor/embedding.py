@@ -22,8 +22,8 @@ the rank that has the row, so tying the weights adds no traffic.
 v is padded to a multiple of 128 p, so that all ranks have the same number of rows and matmuls run efficiently. Padding
 is never looked up, trained or saved in a checkpoint, so `full_state_dict` returns E [v, h] for any p. The padding's
 logits are -inf, so any softmax ignores them, no matter how the logits are processed in between. The size of the
-vocabulary is stored in the weight's mark, `weight.tensor_parallel`, and in the logits' mark, where the loss of chapter
-08 finds it. (Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
+vocabulary is stored in the weight's mark, `weight.tensor_parallel`. (Shoeybi et al. 2019, "Megatron-LM", section 3;
+Megatron: VocabParallelEmbedding, parallel_lm_logits.)
 """
 
 from collections.abc import Callable
@@ -34,8 +34,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.group_module import group_ranks
-from tplab.tensor.id_check import IdCheck, When, integers, outside
+from tplab.tensor.id_check import integers, outside, raise_first
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.linear import Device
 from tplab.tensor.operators import gather_from_region
@@ -54,15 +53,13 @@ def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int
 class VocabParallelEmbedding(ShardedModule):
     """`nn.Embedding` with its rows sharded over the ranks. Maps ids [..] to vectors [.., h], which are replicated.
 
-    padding_idx      the vector of this id starts as zeros and gets no gradient, as in nn.Embedding
     multiple         the table is padded to a multiple of this times p (1: to a multiple of p)
-    check_ids        "now": invalid ids (< 0 or >= num_embeddings) raise IndexError immediately. "later": their vectors
-                     are NaN, and the next call raises. None: "later" on a GPU, to avoid synchronizing (`IdCheck`)
     region           how the vectors leave the layer (see `tplab.tensor.region`)
     init_method      initializes the full table in place; None: normal distribution, as in nn.Embedding
 
-    The parameter is `weight` [v/p, h], with v padded. Rank r has rows `start` to `stop` - 1. Raises ValueError for a
-    padding_idx outside the vocabulary. (Megatron: same name, but ids outside the vocabulary get a vector of zeros.)
+    The parameter is `weight` [v/p, h], with v padded. Rank r has rows `start` to `stop` - 1. Ids outside the vocabulary
+    raise IndexError or, on a GPU, stop the process (`tplab.tensor.id_check`). (Megatron: same name, but these ids get a
+    vector of zeros.)
     """
 
     weight: nn.Parameter
@@ -71,10 +68,8 @@ class VocabParallelEmbedding(ShardedModule):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int | None = None,
         *,
         multiple: int = 128,
-        check_ids: When | None = None,
         region: Region = TENSOR_PARALLEL,
         init_method: InitMethod | None = None,
         group: ProcessGroup | None = None,
@@ -82,12 +77,8 @@ class VocabParallelEmbedding(ShardedModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(group)
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(f"padding_idx={padding_idx} isn't one of the {num_embeddings} ids")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.region, self.init_method = region, init_method
-        self.check_ids = IdCheck(num_embeddings, check_ids)
         rows = pad_vocab_size(num_embeddings, self.world_size, multiple) // self.world_size
         self.start, self.stop = self.rank * rows, (self.rank + 1) * rows
         weight = nn.Parameter(torch.empty(rows, embedding_dim, device=device, dtype=dtype))  # [v/p, h]
@@ -95,39 +86,21 @@ class VocabParallelEmbedding(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize the weight with `init_method`, or the way `nn.Embedding` does.
-
-        The padding and the row for padding_idx are set to zero.
-        """
+        """Reinitialize the weight with `init_method`, or the way `nn.Embedding` does. The padding is set to zero."""
         init_parameter(self.weight, self.init_method or nn.init.normal_, self.group)
         with torch.no_grad():
             self.weight[max(0, self.num_embeddings - self.start) :].zero_()
-            if (row := self._local_padding_idx()) is not None:
-                self.weight[row].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
         ids = integers("ids", ids)
-        wrong = self.check_ids(ids)  # [b, s], or None if all ids are valid
-        row = ids - self.start if self.start else ids  # [b, s]
-        foreign = outside(row, len(self.weight)) if self.world_size > 1 else None  # [b, s]: another rank has the row
-        absent = wrong if foreign is None else foreign
-        if absent is not None:
-            row = row.masked_fill(absent, 0)  # 0 is an arbitrary valid row, masked below
-        vectors = F.embedding(row, self.weight, self._local_padding_idx())  # [b, s, h]
-        if foreign is not None:
-            vectors.masked_fill_(foreign.unsqueeze(-1), 0)  # in place, to avoid a second tensor of this size
-        if wrong is not None:
-            vectors.detach().masked_fill_(wrong.unsqueeze(-1), torch.nan)  # any gradient of a NaN is NaN
+        raise_first("id", ids, outside(ids, self.num_embeddings), self.num_embeddings)
+        if self.world_size == 1:
+            return self.region.leave(F.embedding(ids, self.weight), self.group)  # [b, s, h]
+        row = ids - self.start  # [b, s]
+        foreign = outside(row, len(self.weight))  # [b, s]: another rank has the row
+        vectors = F.embedding(row.masked_fill(foreign, 0), self.weight)  # [b, s, h]; 0 is any valid row, masked below
+        vectors.masked_fill_(foreign.unsqueeze(-1), 0)  # in place, to avoid a second tensor of this size
         return self.region.leave(vectors, self.group)  # [b, s, h]
-
-    def _local_padding_idx(self) -> int | None:
-        mine = self.padding_idx is not None and self.start <= self.padding_idx < self.stop
-        return self.padding_idx - self.start if mine and self.padding_idx is not None else None
-
-    def extra_repr(self) -> str:
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        mine = f"rank {self.rank} of {self.world_size} holds rows {self.start} to {self.stop - 1}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, {mine}"
 
 
 def parallel_logits(
@@ -150,34 +123,28 @@ def parallel_logits(
     async_grad_allreduce    as in ColumnParallelLinear
     linear                  computes the matmul; `tplab.sequence.linear.gather_linear` if x has only this rank's tokens
 
-    Without `gather`, the logits of padding are -inf, and `logits.tensor_parallel` says how padded logits are sharded.
-    For a tied output layer, pass `embedding.weight`. A copy such as `weight.bfloat16()` has no mark, so it needs
-    `vocab_size`. Raises ValueError if `vocab_size` is missing for a weight that was computed from another tensor, or if
-    `vocab_size` or the group contradicts the mark. (Megatron: parallel_lm_logits.)
+    Without `gather`, the logits of padding are -inf. For a tied output layer, pass `embedding.weight`. A copy such as
+    `weight.bfloat16()` has no mark, so it needs `vocab_size`. Raises ValueError if `vocab_size` is missing for a weight
+    that was computed from another tensor, or if `vocab_size` or the group contradicts the mark. (Megatron:
+    parallel_lm_logits.)
     """
     if x.shape[-1:] != weight.shape[-1:]:
         raise ValueError(f"x {list(x.shape)} should be [.., {weight.shape[-1]}], for a table {list(weight.shape)}")
     vocab_size, rows = vocabulary("weight", weight, 0, vocab_size, group), len(weight)
-    rank, world_size = rank_and_size(group)
-    own = min(max(vocab_size - rank * rows, 0), rows)  # this rank's rows that aren't padding
+    own = min(max(vocab_size - rank_and_size(group)[0] * rows, 0), rows)  # this rank's rows that aren't padding
     if own < rows and not gather:
         bias = torch.zeros_like(weight[:, 0]) if bias is None else bias.clone()
         bias[own:] = -torch.inf  # added in the matmul, so no extra memory is needed
     logits = linear(x, weight, bias, group, async_grad_allreduce)  # [.., v/p]
-    if gather:
-        return gather_from_region(logits, group)[..., :vocab_size]
-    if vocab_size < world_size * rows and not torch.compiler.is_compiling():
-        padded = Block(vocab_size, rows, padded=True)
-        logits.tensor_parallel = Sharding(-1, blocks=(padded,), ranks=group_ranks(group))  # type: ignore[attr-defined]
-    return logits
+    return gather_from_region(logits, group)[..., :vocab_size] if gather else logits
 
 
 def vocabulary(name: str, shard: Tensor, dim: int, vocab_size: int | None, group: ProcessGroup | None) -> int:
     """Return the size of the vocabulary, given a shard of a table (one row per id) or of logits (one column per id).
 
     dim            the dimension that is sharded
-    vocab_size     the size that the caller passed; None: the size in the mark `shard.tensor_parallel`. Without a mark,
-                   nothing is padding.
+    vocab_size     the size that the caller passed; None: the size in the table's mark, `shard.tensor_parallel`. Without
+                   a mark, as in logits, nothing is padding.
     Raises ValueError if the caller's size or group contradicts the mark, if the size doesn't fit the shards, or if the
     size is unknown and the table was computed from another tensor, which may have had a mark.
     """

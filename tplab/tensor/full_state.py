@@ -41,14 +41,12 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
     return state
 
 
-def load_full_state_dict(
-    module: nn.Module, state: Mapping[str, Tensor], group: ProcessGroup | None = None, *, strict: bool = True
-) -> None:
+def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
     """Copy a full state_dict, from `full_state_dict` or from a plain torch module, into the module's shards.
 
     There is no communication, because each rank takes its shards of the same `state`, which isn't modified. Raises
     ValueError if a tensor doesn't have the full parameter's shape, or if the shards aren't on the group's ranks. Like
-    `torch.nn.Module.load_state_dict`, raises RuntimeError if `strict` is set and the names differ.
+    `torch.nn.Module.load_state_dict`, raises RuntimeError if the names differ.
     """
     rank, world_size = rank_and_size(group)
     own = plain_state(module)
@@ -58,7 +56,7 @@ def load_full_state_dict(
         if (sharding := sharding_of(own[name])) is not None:
             _check_is_whole(name, state[name], list(own[name].shape), sharding, world_size)
             shards[name] = sharding.shard(state[name], rank, world_size)
-    load_plain_state(module, shards, strict=strict)
+    load_plain_state(module, shards)
 
 
 def _check_groups(state: Mapping[str, object], group: ProcessGroup | None) -> None:

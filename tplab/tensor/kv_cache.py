@@ -72,8 +72,3 @@ class KVCache:
         self._values[:, :, self.length : stop] = values
         self.length = stop
         return self.keys, self.values
-
-    @property
-    def nbytes(self) -> int:
-        """Memory used by the cache on this rank, in bytes."""
-        return self._keys.nbytes + self._values.nbytes

@@ -53,7 +53,7 @@ def parallel_linear_cross_entropy(
                       there is no mark, all ids
     sum_gradient      False: don't apply f, so that dx is only this rank's term and an earlier operator has to sum it
     The result is as in `vocab_parallel_cross_entropy` with its default options, so it's a mean, tokens with the target
-    -100 don't count, and for other targets outside the vocabulary, this raises IndexError or, on a GPU, returns NaN.
+    -100 don't count, and another target outside the vocabulary raises IndexError or, on a GPU, stops the process.
 
     The weight's gradient is summed over the blocks in the weight's dtype (under autocast, in the lower precision). A
     second backward pass raises RuntimeError, because the first one multiplies the saved gradients in place. Raises
@@ -66,8 +66,8 @@ def parallel_linear_cross_entropy(
     if tokens_at_once < 1:
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
     vocab_size = vocabulary("weight", weight, 0, vocab_size, group)
-    options = Options.of(len(weight), -100, 0.0, "mean", vocab_size, group)
-    targets = Targets.of(integers("target", target), len(weight), options, None)
+    options = Options(-100, "mean", vocab_size, start=rank_and_size(group)[0] * len(weight))
+    targets = Targets.of(integers("target", target), len(weight), options)
     x, weight = in_autocast_dtype(x, weight)
     # must be known before forward, where grad mode is always off; parameters require gradients even in evaluation
     needed = needs_gradient(x), needs_gradient(weight)
@@ -109,7 +109,7 @@ class _LinearCrossEntropy(Function):
         dx, dw = ctx.saved_tensors
         for gradient in (dx, dw):
             if gradient is not None:
-                _multiply(gradient, dloss)
+                gradient.mul_(dloss)
         if dx is not None:
             if ctx.sum_gradient and rank_and_size(ctx.group)[1] > 1:
                 dist.all_reduce(dx, group=ctx.group)
@@ -129,7 +129,7 @@ def _in_blocks(
     exponentials = logits if logits.dtype == sum_dtype(logits) else None  # other dtypes would round them
     if need_dx or need_dw:
         exponentials = torch.empty_like(logits, dtype=sum_dtype(logits)) if exponentials is None else exponentials
-        dlosses, shifts = targets.gradients(targets.counted().to(sum_dtype(logits)).reciprocal(), options)
+        dlosses, shifts = targets.gradients(targets.counted().to(sum_dtype(logits)).reciprocal())
     sums = []
     for first in range(0, max(1, len(rows)), tokens_at_once):
         block = slice(first, first + tokens_at_once)
@@ -147,11 +147,3 @@ def _in_blocks(
             dw = z.T @ rows[block] if dw is None else dw.addmm_(z.T, rows[block])
     sum_exp, aimed = map(torch.cat, zip(*sums, strict=True))
     return loss_of(sum_exp, aimed, targets, options), dx, dw
-
-
-def _multiply(gradient: Tensor, dloss: Tensor) -> None:
-    """Multiply the gradient by dloss in place. On a CPU, skip this if dloss is 1, to save memory traffic."""
-    if dloss.is_cpu and not torch.compiler.is_compiling() and dloss.item() == 1:
-        torch.autograd.graph.increment_version(gradient)  # makes a second backward raise an error
-    else:
-        gradient.mul_(dloss)

@@ -15,28 +15,13 @@ and splitting it again would take four collectives. (Shoeybi et al. 2019, "Megat
 Shazeer 2020, "GLU variants"; Megatron: ParallelMLP, MLP.)
 """
 
-from collections.abc import Callable
 from typing import Any, Unpack
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from tplab.plain import ACTIVATIONS
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
-
-
-def swiglu(gate_and_up: Tensor) -> Tensor:
-    """Return silu(gate) * up, [.., f], for the concatenation [gate | up], [.., 2 f]."""
-    gate, up = gate_and_up.chunk(2, dim=-1)  # [.., f] each
-    return F.silu(gate) * up
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """Apply the tanh approximation of GELU that GPT-2 was trained with."""
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu_tanh": gelu_tanh, "swiglu": swiglu}
 
 
 class ParallelMLP(nn.Module):
@@ -82,6 +67,3 @@ class ParallelMLP(nn.Module):
         y = self.up(x)  # [b, s, f/p], swiglu: [b, s, 2 f/p]
         y = ACTIVATIONS[self.activation](y)  # [b, s, f/p]
         return self.down(y)  # [b, s, h]
-
-    def extra_repr(self) -> str:
-        return f"activation={self.activation!r}"

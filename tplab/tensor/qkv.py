@@ -121,18 +121,9 @@ class QKVParallelLinear(ShardedModule):
         return q, k, v
 
     def _sum_over_copies(self, parameter: Tensor) -> Tensor:
-        if self.copies == 1:
-            return parameter
         if self.copies_group is None:
-            self.copies_group = copies_group(self.group, self.copies)
+            return parameter
         return _SumOverCopies.apply(parameter, self.heads[0] * self.head_dim, self.copies_group)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"copies_group": None}  # the first forward after unpickling creates it again
-
-    def extra_repr(self) -> str:
-        kind = f"{self.copies} copies of each K, V head, " if self.copies > 1 else ""
-        return f"{kind}rank {self.rank} of {self.world_size} holds {self.heads} heads of {self.head_dim}"
 
 
 class _SumOverCopies(Function):

@@ -30,9 +30,8 @@ Megatron: CudaRNGStatesTracker, model_parallel_cuda_manual_seed and checkpoint, 
 megatron/core/tensor_parallel/random.py.)
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,19 +41,30 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.generators import State, copy_of, generators_in_use, read_state, write_state
+from tplab.runtime import device
 
 REPLICATED_OFFSET = 1359
 SHARDED_OFFSET = 2718
-CPU_SEEDS = 2**32  # the CPU's generator uses only the low 32 bits of a seed
+
+State = dict[str, Tensor]  # the states of torch's generators, as bytes: "cpu", and "cuda" if a GPU is in use
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """Seeds of a named random state: one seed for all ranks, or one per rank if `per_rank`."""
+def generators_in_use() -> dict[str, torch.Generator]:
+    """Return the generators that torch draws from: the CPU's generator and, if a GPU is in use, this rank's GPU's."""
+    generators = {"cpu": torch.default_generator}
+    if torch.cuda.is_initialized() or device().type == "cuda":
+        torch.cuda.init()
+        generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
+    return generators
 
-    seeds: range
-    per_rank: bool
+
+def read_state(generators: dict[str, torch.Generator]) -> State:
+    return {kind: generator.get_state() for kind, generator in generators.items()}
+
+
+def write_state(generators: dict[str, torch.Generator], state: State) -> None:
+    for kind, generator in generators.items():
+        generator.set_state(state[kind])
 
 
 class RNGTracker:
@@ -63,28 +73,20 @@ class RNGTracker:
     A state covers the CPU and this rank's GPU. There is no communication.
     """
 
-    def __init__(self, group: ProcessGroup | None = None) -> None:
-        self.rank, self.world_size = rank_and_size(group)
-        self._streams: dict[str, _Stream] = {}
+    def __init__(self) -> None:
+        self._seeds: dict[str, int] = {}
         self._states: dict[str, State] = {}  # never modified in place, because `checkpoint` keeps earlier versions
         self._current: str | None = None  # name of the state that torch's generators have now
 
-    def add(self, name: str, seed: int, *, per_rank: bool = False) -> None:
-        """Add a random state, seeded with `seed` on every rank, or with seed + rank if `per_rank`.
+    def add(self, name: str, seed: int) -> None:
+        """Add a random state with this rank's seed. States with the same seed draw the same numbers.
 
-        Raises ValueError if the name is taken, or if two states would produce the same numbers on any two ranks.
+        Raises ValueError if the name is taken.
         """
-        if name in self._streams:
+        if name in self._seeds:
             raise ValueError(f"there is a random state {name!r} already")
-        seeds = range(seed, seed + (self.world_size if per_rank else 1))
-        for other, stream in self._streams.items():
-            if _meet(seeds, stream.seeds):
-                raise ValueError(
-                    f"{name!r} with {_words(seeds)} would draw the same numbers as {other!r} with "
-                    f"{_words(stream.seeds)} (of a seed a CPU takes the last 32 bits): choose another seed"
-                )
-        self._streams[name] = _Stream(seeds, per_rank)
-        self._states = {**self._states, name: {}}
+        self._seeds[name] = seed
+        self._keep(name, {})
 
     @contextmanager
     def fork(self, name: str = "sharded") -> Iterator[None]:
@@ -93,9 +95,9 @@ class RNGTracker:
         After the block, the previous state is restored. Forks can be nested, even with the same name. Raises ValueError
         if there is no such state, and RuntimeError if the GPU is used for the first time inside the block.
         """
-        if name not in self._streams:
+        if name not in self._seeds:
             raise ValueError(
-                f"there is no random state {name!r}, only {list(self._streams)}: add({name!r}, seed) makes one, and "
+                f"there is no random state {name!r}, only {list(self._seeds)}: add({name!r}, seed) makes one, and "
                 "seed_all(seed) makes 'replicated' and 'sharded'"
             )
         generators = generators_in_use()
@@ -116,47 +118,12 @@ class RNGTracker:
                 "Use it once before, for the parameters say"
             )
 
-    def state_dict(self) -> dict[str, State]:
-        """Return copies of the states for a checkpoint. States that are `per_rank` have names such as "sharded.rank2".
-
-        A complete checkpoint contains the states of all ranks. You can save them with `torch.distributed.checkpoint` or
-        put them all into a single file. Torch's current state isn't included; use `torch.get_rng_state()` for it.
-        """
-        generators = generators_in_use()
-        if self._current is not None:
-            self._keep(self._current, read_state(generators))
-        return {self._key(name): copy_of(self._state(name, generators)) for name in self._streams}
-
-    def load_state_dict(self, state: Mapping[str, State]) -> None:
-        """Restore the states that `state_dict` returned on this rank, or pick them from a dict with all ranks' states.
-
-        If the saved run had no GPU, a GPU's state starts from the seed. Raises ValueError if `state` lacks one of this
-        rank's states. Raises RuntimeError inside `fork`.
-        """
-        if self._current is not None:
-            raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
-        missing = [key for name in self._streams if (key := self._key(name)) not in state]
-        if missing:
-            raise ValueError(
-                f"rank {self.rank} needs the random states {missing}, which are not among {sorted(state)}. What is "
-                "per rank has to be saved from every rank"
-            )
-        for name in self._streams:
-            self._keep(name, copy_of(state[self._key(name)]))
-
-    def _key(self, name: str) -> str:
-        return f"{name}.rank{self.rank}" if self._streams[name].per_rank else name
-
-    def _seed(self, name: str) -> int:
-        stream = self._streams[name]
-        return stream.seeds[self.rank if stream.per_rank else 0]
-
     def _state(self, name: str, generators: dict[str, torch.Generator]) -> State:
         """Return the state `name` for each generator. A device that was never used starts from the seed."""
         state = dict(self._states[name])
         for kind, generator in generators.items():
             if kind not in state:
-                state[kind] = torch.Generator(generator.device).manual_seed(self._seed(name)).get_state()
+                state[kind] = torch.Generator(generator.device).manual_seed(self._seeds[name]).get_state()
         return state
 
     def _keep(self, name: str, state: State) -> None:
@@ -166,9 +133,10 @@ class RNGTracker:
 def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
     """Seed torch's current random state, and return a tracker with the states "replicated" and "sharded".
 
-    All ranks of the group must use the same seed. Independent model replicas or pipeline stages need seeds 10,000
-    apart. If the seeds of two replicas were 1 apart, rank 1 of the first replica would draw the same masks as rank 0 of
-    the second.
+    All ranks of the group must use the same seed. If a resumed run should drop the same elements as an uninterrupted
+    one, seed each step anew, with a seed that depends on its number. Independent model replicas or pipeline stages need
+    seeds 10,000 apart. If the seeds of two replicas were 1 apart, rank 1 of the first replica would draw the same masks
+    as rank 0 of the second.
     """
     torch.manual_seed(seed)
     return states_from(seed, group)
@@ -176,9 +144,9 @@ def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
 
 def states_from(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
     """Return a tracker like the one that `seed_all` returns, but leave torch's current state unchanged."""
-    tracker = RNGTracker(group)
+    tracker = RNGTracker()
     tracker.add("replicated", seed + REPLICATED_OFFSET)
-    tracker.add("sharded", seed + SHARDED_OFFSET, per_rank=True)
+    tracker.add("sharded", seed + SHARDED_OFFSET + rank_and_size(group)[0])
     return tracker
 
 
@@ -224,13 +192,3 @@ class _Replay:
 
     def __exit__(self, *exception: object) -> None:
         self.tracker._states, self.tracker._current = self.outside.pop()
-
-
-def _meet(one: range, other: range) -> bool:
-    """Return True if some seed of `one` and some seed of `other` put the CPU's generator in the same state."""
-    forth, back = ((b.start - a.start) % CPU_SEEDS for a, b in ((one, other), (other, one)))
-    return forth < len(one) or back < len(other)
-
-
-def _words(seeds: range) -> str:
-    return f"seed {seeds.start}" if len(seeds) == 1 else f"seeds {seeds.start} to {seeds.stop - 1}"

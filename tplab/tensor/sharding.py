@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import isqrt
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.group_module import GroupModule, group_ranks, wrong_process
+from tplab.tensor.group_module import GroupModule, group_ranks
 
 
 @dataclass(frozen=True)
@@ -278,15 +278,14 @@ class ShardedModule(GroupModule):
         self._mark_shards()
         return module
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if rank_and_size(self.group) != (self.rank, self.world_size):
-            raise wrong_process(type(self).__name__, f"as rank {self.rank} of {self.world_size}")
-
     def __deepcopy__(self, memo: dict) -> Self:
         twin = super().__deepcopy__(memo)
         twin._mark_shards()
         return twin
+
+    def extra_repr(self) -> str:
+        shapes = [f"{name} {list(value.shape)}" for name, value in self._parameters.items() if value is not None]
+        return f"rank {self.rank} of {self.world_size} holds {', '.join(shapes)}"
 
 
 def _divisors(size: int) -> str:

@@ -42,7 +42,7 @@ def plain_state(module: nn.Module) -> dict[str, Any]:
     return {plain_name(module, name): value for name, value in module.state_dict(keep_vars=True).items()}
 
 
-def load_plain_state(module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+def load_plain_state(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a state_dict with plain names, like `module.load_state_dict`."""
     wrapped = {plain_name(module, name): name for name in module.state_dict()}
-    module.load_state_dict({wrapped.get(name, name): value for name, value in state.items()}, strict=strict)
+    module.load_state_dict({wrapped.get(name, name): value for name, value in state.items()})
