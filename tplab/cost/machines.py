@@ -21,8 +21,6 @@ GB = 10**9
 class Losses:
     """What keeps a GPU below its peak performance in a real layer. By default, there are no losses.
 
-    `without` removes some of the losses from a machine.
-
     matmul_traffic    a matmul takes the time of its FLOPs plus the time of the bytes that it reads and writes
     multiprocessors   SMs that share the tiles of a matmul (wave quantization, see `tplab.cost.matmul`); 0: no tiles
     ring              share of the bandwidth inside a node that the large messages of a ring reach
@@ -40,24 +38,6 @@ class Losses:
     contention: float = 0.0
     launch: float = 0.0
     bookkeeping: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("ring", "memory"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} should be a share, above 0, up to 1")
-        if not 0 <= self.contention < 1 or self.launch < 0 or self.multiprocessors < 0:
-            raise ValueError(f"{self}: contention should be a share below 1, and nothing may be negative")
-
-
-TERMS: dict[str, dict[str, float]] = {  # the terms of the model, each with the losses that switch it off
-    "matmul traffic": {"matmul_traffic": False},
-    "wave quantization": {"multiprocessors": 0},
-    "ring bandwidth": {"ring": 1.0},
-    "memory bandwidth": {"memory": 1.0},
-    "busy SMs": {"contention": 0.0},
-    "kernel launches": {"launch": 0.0},
-    "bookkeeping": {"bookkeeping": False},
-}
 
 
 @dataclass(frozen=True)
@@ -90,10 +70,12 @@ class Machine:
         for name in ("flops", "memory", "bandwidth", "gpus_per_node"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)} of {self.name!r} must be positive")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(
-                f"fraction={self.fraction} of {self.name!r} should be a share of the peak, above 0, up to 1"
-            )
+        for share in (self.fraction, self.losses.ring, self.losses.memory, 1 - self.losses.contention):
+            if not 0 < share <= 1:
+                raise ValueError(
+                    f"{self.name!r} has fraction={self.fraction} and {self.losses}: fraction, ring and memory should "
+                    "be shares above 0, up to 1, and contention a share below 1"
+                )
 
     @property
     def rate(self) -> float:
@@ -235,15 +217,6 @@ MACHINES: dict[str, Machine] = {
         ),
     )
 }  # fmt: skip
-
-
-def without(machine: Machine, *terms: str) -> Machine:
-    """Return a copy of the machine with some of the `TERMS` switched off. Raises ValueError for unknown terms."""
-    unknown = sorted({*terms} - {*TERMS})
-    if unknown:
-        raise ValueError(f"no term is called {unknown[0]!r}; the terms are {', '.join(TERMS)}")
-    off = {name: value for term in terms for name, value in TERMS[term].items()}
-    return replace(machine, losses=replace(machine.losses, **off))  # type: ignore[arg-type]
 
 
 def machine(name: str) -> Machine:

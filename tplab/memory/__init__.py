@@ -9,7 +9,6 @@ small_gpt     a GPT in plain PyTorch to measure
 from tplab.memory.config import PRESETS, GPTConfig, Recompute, RotaryScaling, parameter_count
 from tplab.memory.memory_bill import (
     GPUS,
-    RECIPES,
     Bill,
     Layout,
     Recipe,
@@ -31,7 +30,6 @@ __all__ = [
     "GPT",
     "GPUS",
     "PRESETS",
-    "RECIPES",
     "SAVED_BY_LAYER",
     "Bill",
     "GPTConfig",

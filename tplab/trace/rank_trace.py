@@ -69,12 +69,12 @@ class RankTrace:
     @property
     def hidden(self) -> float:
         """Seconds during which a collective is in flight while the rank computes: |C ∩ W|."""
-        return _length(_common(_times(self.lane("communicate")), _times(self.lane("compute"))))
+        return self.seconds("communicate") - self.exposed
 
     @property
     def exposed(self) -> float:
         """Seconds during which a collective is in flight and the rank computes nothing: |C| - |C ∩ W|."""
-        return self.seconds("communicate") - self.hidden
+        return _length(self.waits)
 
     @property
     def waits(self) -> Times:
@@ -251,11 +251,6 @@ def _times(spans: Iterable[Span]) -> Times:
         else:
             merged.append((start, end))
     return merged
-
-
-def _common(one: Times, other: Times) -> Times:
-    both = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
-    return [(start, end) for start, end in both if start < end]
 
 
 def _length(times: Times) -> float:
