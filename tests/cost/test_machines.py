@@ -7,7 +7,7 @@ import pytest
 from tplab.collectives.links import Link
 from tplab.cost.machines import Machine, machine
 
-EIGHT = Machine("eight", 1e12, 0.5, 10**9, 1e9, 8, inside=Link(1e-6, 1e-9), between=Link(1e-5, 1e-8, "a cable"))
+EIGHT = Machine("eight", 1e12, 0.5, 10**9, 1e9, 8, inside=Link(1e-6, 1e-9), between=Link(1e-5, 1e-8))
 WIDE = dataclasses.replace(EIGHT, between=Link(1e-5, 2e-9))
 
 

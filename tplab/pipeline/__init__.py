@@ -10,12 +10,11 @@ generation       generate text with the stages of a GPT
 examples         stages to try a schedule with
 """
 
-from tplab.pipeline.executor import Pipeline, counted_tokens
+from tplab.pipeline.executor import Pipeline
 from tplab.pipeline.generation import PipelinedGPT
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedule_order import ScheduleError, simulate
 from tplab.pipeline.schedules import Action, Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
-from tplab.pipeline.split_backward import backward_of_input
 from tplab.pipeline.stages import gpt_stages
 
 __all__ = [
@@ -25,8 +24,6 @@ __all__ = [
     "PipelinedGPT",
     "Schedule",
     "ScheduleError",
-    "backward_of_input",
-    "counted_tokens",
     "gpipe",
     "gpt_stages",
     "interleaved",
