@@ -6,12 +6,10 @@ p2p              the messages between stages
 split_backward   a backward pass in two halves, for zero-bubble schedules
 stages           a GPT as pipeline stages
 executor         run a schedule on real ranks
-generation       generate text with the stages of a GPT
 examples         stages to try a schedule with
 """
 
 from tplab.pipeline.executor import Pipeline
-from tplab.pipeline.generation import PipelinedGPT
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedule_order import ScheduleError, simulate
 from tplab.pipeline.schedules import Action, Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
@@ -21,7 +19,6 @@ __all__ = [
     "Action",
     "Channels",
     "Pipeline",
-    "PipelinedGPT",
     "Schedule",
     "ScheduleError",
     "gpipe",
