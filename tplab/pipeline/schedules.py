@@ -75,9 +75,6 @@ class Schedule:
     def stage(self, rank: int, chunk: int) -> int:
         return chunk * self.world_size + rank
 
-    def rank_of(self, stage: int) -> int:
-        return stage % self.world_size
-
     def needs(self, rank: int, action: Action) -> Result | None:
         """Return the result that the action needs from a neighbor, or None.
 
@@ -103,7 +100,7 @@ class Schedule:
     def receiver(self, result: Result) -> int:
         """Return the rank that needs the result."""
         what, stage, _ = result
-        return self.rank_of(stage + 1 if what == "output" else stage - 1)
+        return (stage + 1 if what == "output" else stage - 1) % self.world_size
 
 
 # The four schedules

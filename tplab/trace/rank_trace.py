@@ -192,18 +192,10 @@ def _belongs_to_another(event: Any) -> bool:
 
 
 def _worker(event: Any) -> Any:
-    """Return the step that takes most of an operation's time, such as native_layer_norm for layer_norm.
-
-    For a matmul, that's always mm or bmm, even if the rank spent more time waiting for a core.
-    """
-    while event.cpu_children:
-        product = next((child for child in event.cpu_children if child.name in _PRODUCTS), None)
-        if product:
+    """Return the matmul that an operation consists of, such as addmm for linear, or the operation itself."""
+    for child in event.cpu_children:
+        if (product := _worker(child)).name in _PRODUCTS:
             return product
-        longest = max(event.cpu_children, key=lambda child: _end(child) - _start(child))
-        if not longest.name.startswith("aten::") or 2 * (_end(longest) - _start(longest)) < _end(event) - _start(event):
-            break
-        event = longest
     return event
 
 
