@@ -147,6 +147,10 @@ REFUSED = {
     "twice": ("F0 F0 B0\nF0 B0", "rank 0 does F, F, B for micro-batch 0"),
     "both kinds": ("F0 B0 W0\nF0 B0", "rank 0 does F, B, W for micro-batch 0"),
     "a micro-batch too many": ("F0 B0 F1\nF0 B0", "rank 0 has F1, but there are 1 micro-batches and 1 chunks"),
+    "weights before input": (
+        "F0 W0 I0\nF0 B0",
+        "'W of micro-batch 0 on stage 0' on rank 0 can't start without 'B of micro-batch 0 on stage 0': that comes",
+    ),
     "backward before forward": (
         "F0 B0\nB0 F0",
         "'B of micro-batch 0 on stage 1' on rank 1 can't start without 'F of micro-batch 0 on stage 1': that comes",
