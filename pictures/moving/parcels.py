@@ -30,9 +30,7 @@ def with_pipeline(plan: Schedule) -> Callable[..., Any]:
     """Return a `run_stage` as in exercise 13.3, which has the course's pipeline run the schedule."""
 
     def run_stage(stage: Any, actions: Any, channels: Channels, x: Any, loss: Any, inputs: Any, targets: Any) -> None:
-        pipeline = Pipeline(
-            [stage], plan, shape=x.shape, loss_sum=loss, count=lambda target: 1, device=device(), channels=channels
-        )
+        pipeline = Pipeline([stage], plan, shape=x.shape, loss_sum=loss, device=device(), channels=channels)
         pipeline.step(inputs, targets)
 
     return run_stage

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pictures.drawing import BACKWARD, SMALL, box, card, line, rank_tint, text
 from pictures.moving.animation import SECONDS, Movie
 from tplab import device, launch, record
-from tplab.collectives import gather, record_ring, reduce_scatter_steps, ring_all_gather, scatter
+from tplab.collectives import record_ring, reduce_scatter_steps, ring_all_gather
 from tplab.collectives.ring_run import Message
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 
@@ -37,9 +37,15 @@ def through_a_star() -> tuple[int, int]:
     """Have rank 0 collect all tensors and send the sum to everybody. Returns the bytes received and sent."""
     x = torch.full((ELEMENTS,), 10.0 ** dist.get_rank(), device=device())
     with record() as sent:
-        tensors = gather(x)
-        total = None if tensors is None else torch.stack(tensors).sum(dim=0)
-        scatter(x, None if total is None else [total] * P)
+        if dist.get_rank() == 0:
+            for other in range(1, P):
+                dist.recv(received := torch.empty_like(x), other)
+                x += received
+            for other in range(1, P):
+                dist.send(x, other)
+        else:
+            dist.send(x, 0)
+            dist.recv(x, 0)
     totals = sent.totals(dist.get_rank())
     return totals["recv"].bytes, totals["send"].bytes
 

@@ -14,8 +14,8 @@ from tplab.cluster.plan import plans
         ("98 million", (8, 1, 1, 32, "nothing"), DIVIDES, "12 heads can't be divided by tp = 8"),
         ("98 million", (1, 1, 4, 32, "nothing"), DIVIDES, "but there are 8 GPUs"),
         ("70 billion", (8, 2, 4, 1, "nothing"), FITS, "GB too much on the first stage"),
-        ("70 billion", (16, 2, 2, 1, "nothing"), SENDS, "of it is messages of tp"),
-        ("175 billion", (4, 32, 2, 8, "layers"), BUBBLE, "of it is waiting for the pipeline"),
+        ("70 billion", (16, 2, 2, 1, "nothing"), SENDS, "of it is due to: tensor parallel"),
+        ("175 billion", (4, 32, 2, 8, "layers"), BUBBLE, "of it is due to: pipeline bubble"),
         ("98 million", (1, 1, 8, 32, "layers"), AGAIN, "times as long as it could"),
         ("70 billion", (8, 8, 1, 1, "nothing"), "", "a step takes"),  # within 5% of the best
     ],

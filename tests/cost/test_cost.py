@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tplab.collectives.links import Link
 from tplab.cost import collective as cost
 from tplab.cost.flops import hardware_flops, layer_scores, model_flops
-from tplab.cost.layer import Pass, layer_time, overlap_saving
+from tplab.cost.layer import Pass, layer_time
 from tplab.cost.machines import MACHINES, Machine
 from tplab.cost.step import Program, StepTime, output_time, step_time
 from tplab.gpt.model import ParallelGPT
@@ -41,13 +41,7 @@ T = 3 * 20  # tokens of a micro-batch of 3
         (cost.all_reduce(UNIT, 8, 5, "tree"), 2 * 3 * (1 + 8)),
         (cost.all_gather(UNIT, 8, 4), 3 * (1 + 2)),
         (cost.reduce_scatter(UNIT, 8, 4), 3 * (1 + 2)),
-        (cost.broadcast(UNIT, 8, 4), 2 * (1 + 8)),
-        (cost.broadcast(UNIT, 8, 5), 3 * (1 + 8)),
-        (cost.all_to_all(UNIT, 8, 4), 3 * (1 + 2)),
-        (cost.send(UNIT, 8), 1 + 8),
-        *(
-            (collective(UNIT, 8, 1), 0) for collective in (cost.all_reduce, cost.all_gather, cost.send)
-        ),  # nothing is sent
+        *((collective(UNIT, 8, 1), 0) for collective in (cost.all_reduce, cost.all_gather)),  # nothing is sent
     ],
 )
 def test_collectives_take_the_time_of_their_messages(seconds, by_hand):
@@ -148,10 +142,6 @@ def test_the_overlap_hides_the_shorter_of_all_reduce_and_weight_gradient_of_each
     message = 2 * 1 * (0.0157 + 1.3e-6 * 2 * T * 24 / 2)
     qkv, up = (T * 2 * 24 * width / 2 / 3.5e6 for width in (3 * 24, 96))
     assert qkv < message < up, "the case should show both"
-    first, second = overlap_saving(SMALL, PLAIN, micro_batch=3, tp=2)
-    assert (first.name, second.name) == ("Q, K and V", "MLP")
-    assert (first.communication, first.product, first.hidden) == pytest.approx((message, qkv, qkv))
-    assert (second.communication, second.product, second.hidden) == pytest.approx((message, up, message))
     with_overlap = layer_time(SMALL, PLAIN, micro_batch=3, tp=2, overlap=True)
     without = layer_time(SMALL, PLAIN, micro_batch=3, tp=2)
     assert with_overlap.backward.hidden == pytest.approx(qkv + message)
@@ -238,7 +228,7 @@ def test_tensor_parallel_communication_counts_layers_embedding_and_output():
     message = 2 * 1 * (0.0157 + 1.3e-6 * 2 * T * 24 / 2)
     assert time.tensor_parallel == pytest.approx(5 * (6 * 4 + 2) * message)
     hidden = step_time(SMALL, Layout(tp=2, micro_batch=3, micro_batches=5), PLAIN)
-    saved = sum(pair.hidden for pair in overlap_saving(SMALL, PLAIN, micro_batch=3, tp=2))
+    saved = layer_time(SMALL, PLAIN, micro_batch=3, tp=2, overlap=True).backward.hidden
     assert hidden.tensor_parallel == pytest.approx(time.tensor_parallel - 5 * 6 * saved)
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from tplab.collectives.links import Link
-from tplab.cost.machines import Machine, machine
+from tplab.cost.machines import Losses, Machine, machine
 
-EIGHT = Machine("eight", 1e12, 0.5, 10**9, 1e9, 8, inside=Link(1e-6, 1e-9), between=Link(1e-5, 1e-8, "a cable"))
+EIGHT = Machine("eight", 1e12, 0.5, 10**9, 1e9, 8, inside=Link(1e-6, 1e-9), between=Link(1e-5, 1e-8))
 WIDE = dataclasses.replace(EIGHT, between=Link(1e-5, 2e-9))
 
 
@@ -36,6 +36,8 @@ def test_a_machine_is_found_by_the_beginning_of_its_name(asked, found):
 REFUSED = [
     *((lambda name=name: machine(name), "V100 DGX-2H, A100 DGX, H100 DGX, H200 DGX") for name in ("b300", "h")),
     (lambda: dataclasses.replace(EIGHT, bandwidth=0.0), "bandwidth="),
+    (lambda: dataclasses.replace(EIGHT, losses=Losses(ring=81)), "ring=81.*should be shares above 0, up to 1"),
+    (lambda: dataclasses.replace(EIGHT, losses=Losses(contention=1.0)), "contention a share below 1"),
     (lambda: EIGHT.link(0), "p=0, stride=1"),
 ]
 

@@ -36,7 +36,7 @@ VARIANTS = {
     "replicas": {"tp": 1, "dp": 2},
     "the learner's": {"layers": "mine"},
     "text is written": {"sample_tokens": 4},
-    "stages": {"tp": 1, "pp": 2, "micro_batch_size": 2, "sample_tokens": 4},
+    "stages": {"tp": 1, "pp": 2, "micro_batch_size": 2},
     "shared gradients": {"tp": 1, "dp": 2, "zero": 2},
     "shared weights": {"tp": 1, "dp": 2, "zero": 3, "sample_tokens": 4},
 }

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.pipeline.messages import traffic
 from tplab.pipeline.p2p import connections
 from tplab.pipeline.schedule_order import ScheduleError, Span, bubble, check, simulate
 from tplab.pipeline.schedules import (
@@ -12,7 +13,6 @@ from tplab.pipeline.schedules import (
     interleaved,
     one_f_one_b,
     peak_live,
-    traffic,
     zero_bubble,
 )
 
@@ -142,12 +142,19 @@ def test_spans_of_a_small_schedule():
 
 
 REFUSED = {
-    "missing forward": ("F0 B0\nB0", "rank 1 never does F of micro-batch 0"),
-    "missing weights": ("F0 B0\nF0 I0", "rank 1 never does W of micro-batch 0, the other half"),
-    "twice": ("F0 F0 B0\nF0 B0", "rank 0 does F of micro-batch 0 2 times"),
-    "both kinds": ("F0 B0 W0\nF0 B0", "rank 0 does B of micro-batch 0 whole and by halves"),
-    "a micro-batch too many": ("F0 B0 F1\nF0 B0", "rank 0 has F of micro-batch 1, but there are 1 micro-batches"),
-    "backward before forward": ("F0 B0\nB0 F0", "rank 1 would do B of micro-batch 0 before its own F of micro-batch 0"),
+    "missing forward": ("F0 B0\nB0", "rank 1 does B for micro-batch 0 in chunk 0. Every micro-batch needs F and B, or"),
+    "missing weights": ("F0 B0\nF0 I0", "rank 1 does F, I for micro-batch 0"),
+    "twice": ("F0 F0 B0\nF0 B0", "rank 0 does F, F, B for micro-batch 0"),
+    "both kinds": ("F0 B0 W0\nF0 B0", "rank 0 does F, B, W for micro-batch 0"),
+    "a micro-batch too many": ("F0 B0 F1\nF0 B0", "rank 0 has F1, but there are 1 micro-batches and 1 chunks"),
+    "weights before input": (
+        "F0 W0 I0\nF0 B0",
+        "'W of micro-batch 0 on stage 0' on rank 0 can't start without 'B of micro-batch 0 on stage 0': that comes",
+    ),
+    "backward before forward": (
+        "F0 B0\nB0 F0",
+        "'B of micro-batch 0 on stage 1' on rank 1 can't start without 'F of micro-batch 0 on stage 1': that comes",
+    ),
 }
 
 
@@ -163,6 +170,7 @@ def test_the_two_ranks_of_a_circle_are_named():
     with pytest.raises(ScheduleError) as error:  # rank 0 only waits for the circle
         check(schedule("F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\nF0 F1 I0 I1 W0 W1", 2))
     assert str(error.value) == (
-        "this schedule never ends: rank 1, at its I of micro-batch 0, waits for I of micro-batch 0 from rank 2, which, "
-        "at its F of micro-batch 1, waits for F of micro-batch 1 from rank 1"
+        "this schedule never ends: 'B of micro-batch 0 on stage 1' on rank 1 can't start without 'B of micro-batch 0 "
+        "on stage 2': 'B of micro-batch 0 on stage 1' on rank 1 waits for 'B of micro-batch 0 on stage 2', and 'F of "
+        "micro-batch 1 on stage 2' on rank 2 waits for 'F of micro-batch 1 on stage 1'"
     )

@@ -7,11 +7,9 @@ optimizer   save and load the optimizer's state, by parameter name
 sharded     save and load the model and the optimizer
 """
 
-from tplab.checkpoint.replicas import compare_replicas
 from tplab.checkpoint.sharded import load_sharded, save_sharded
 
 __all__ = [
-    "compare_replicas",
     "load_sharded",
     "save_sharded",
 ]

@@ -12,12 +12,9 @@ documentation of pickle, "Restricting Globals".)
 
 import os
 import pickle
-import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
@@ -27,10 +24,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.storage import WriteResult
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.common.downloads import pointer
 
 T = TypeVar("T")
 Key = tuple[str | int, ...]
@@ -68,32 +63,11 @@ def check_is_shared(path: Path) -> None:
         raise ValueError(f"{path} isn't the directory that rank 0 has just made: all ranks need the same one, shared")
 
 
-class TyingWriter(dcp.FileSystemWriter):
-    """Storage writer that stores a tied tensor once and lists it under both names.
-
-    ties    a dict from the second name of each tied tensor to its first name
-    """
-
-    def __init__(self, path: Path, ties: Mapping[str, str], **options: Any) -> None:
-        super().__init__(path, overwrite=False, **options)
-        self.ties = ties
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        written = [result for of_rank in results for result in of_rank]
-        again = []
-        for second, first in self.ties.items():
-            metadata.state_dict_metadata[second] = metadata.state_dict_metadata[first]
-            metadata.planner_data[second] = tuple(second.split(".", 1))  # ("model", the name in the model)
-            own = [result for result in written if result.index.fqn == first]
-            again += [replace(result, index=replace(result.index, fqn=second)) for result in own]
-        super().finish(metadata, [*results, again])
-
-
 class SafeReader(dcp.FileSystemReader):
     """Like DCP's reader, but it runs no code from the files and detects missing files before anything is loaded.
 
     `read_metadata` raises FileNotFoundError for a missing, unfinished or incomplete checkpoint, and ValueError if the
-    `.metadata` file doesn't contain DCP's metadata, or if the files of two checkpoints are mixed.
+    `.metadata` file doesn't contain DCP's metadata.
     """
 
     _read: Metadata | None = None
@@ -126,11 +100,9 @@ def check_names(saved: Iterable[str], own: Iterable[str]) -> None:
     saved, own = set(saved), set(own)
     if saved == own:
         return
-    there, here = _entries(saved), _entries(own)
-    counts = [f"{n or 'it'} has {there[n]} entries there, {here[n]} here" for n in there | here if there[n] != here[n]]
     raise ValueError(
         f"the checkpoint is of another model: {_some(own - saved)} are only in the model, {_some(saved - own)} only in "
-        "the checkpoint. " + "; ".join(counts)
+        "the checkpoint"
     )
 
 
@@ -178,8 +150,9 @@ def _unpickled(path: Path) -> Metadata:
         with open(path, "rb") as file:
             metadata = _MetadataUnpickler(file).load()
     except Exception as error:  # a damaged pickle may raise almost anything
-        unreadable = f"the checkpoint's .metadata can't be read ({path}, {path.stat().st_size:,} bytes): {error}"
-        raise ValueError(pointer(path) or unreadable) from error
+        raise ValueError(
+            f"the checkpoint's .metadata can't be read ({path}, {path.stat().st_size:,} bytes): {error}"
+        ) from error
     if not isinstance(metadata, Metadata):
         raise ValueError(f"the checkpoint's .metadata holds a {type(metadata).__name__}, not DCP's Metadata")
     return metadata
@@ -198,12 +171,6 @@ class _MetadataUnpickler(pickle.Unpickler):
         )
 
 
-def _entries(names: Iterable[str]) -> Counter[str]:
-    """Return the number of entries in each nn.ModuleList, judging by the parameter names: {"blocks": 12}."""
-    found = {match[0] for name in names if (match := re.match(r"(?:.*?\.)?\d+(?=\.)", name))}  # blocks.0, blocks.1, ..
-    return Counter(entry.rpartition(".")[0] for entry in found)
-
-
 def _some(names: set[str]) -> str:
     listed = sorted(names)[:4]
     return f"{listed} and {len(names) - 4} more" if len(names) > 4 else f"{listed}"
@@ -219,14 +186,7 @@ def _check_files(path: Path, metadata: Metadata) -> None:
         size = (path / name).stat().st_size if (path / name).is_file() else None
         if size != end:
             found = "is missing" if size is None else f"has {size:,} bytes instead of {end:,}"
-            incomplete = (
+            raise FileNotFoundError(
                 f"the checkpoint at {path} is incomplete: {name} {found}. Each rank wrote a file of its own; were all "
                 "of them copied, from every machine?"
             )
-            raise FileNotFoundError((size and pointer(path / name)) or incomplete)
-    files = {file.name for file in path.glob("*.distcp") if file.stat().st_size}  # a rank may write an empty file
-    if others := sorted(files - ends.keys()):
-        raise ValueError(
-            f"the checkpoint at {path} has {', '.join(others[:4])}, which its .metadata doesn't list, so the files of "
-            "two checkpoints are mixed. Copy each checkpoint to a directory of its own"
-        )

@@ -36,7 +36,7 @@ def compare_replicas(model: nn.Module, group: ProcessGroup | None = None) -> Non
         raise ValueError(
             f"several ranks hold these, and not the same numbers: {'; '.join(named[:4])}{more}. A checkpoint keeps "
             "only one of them. Look for a gradient that is not added up over the ranks, or for a dropout of a "
-            "replicated tensor whose places differ. check_replicas=False saves those of the lowest rank all the same"
+            "replicated tensor whose places differ"
         )
 
 

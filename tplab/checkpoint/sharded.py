@@ -42,7 +42,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from tplab.checkpoint.files import (
     SafeReader,
-    TyingWriter,
     check_is_shared,
     check_names,
     dcp_run,
@@ -75,7 +74,6 @@ def save_sharded(
     *,
     optimizer: OptimizerState | None = None,
     extra: Mapping[str, Any] | None = None,
-    check_replicas: bool = True,
     group: ProcessGroup | None = None,
     replica: ProcessGroup | None = None,
 ) -> None:
@@ -89,22 +87,21 @@ def save_sharded(
     `scheduler.state_dict()`; rank 0's is saved. `optimizer` is one of torch's, or a `FullOptimizer` of
     `tplab.data.zero_state`.
 
-    Replicated data is saved once. If the replicas differ, a ValueError names the data and the ranks;
-    check_replicas=False saves the lowest rank's replica anyway. Raises FileExistsError if `path` exists, because an
-    interrupted overwrite would leave you without any checkpoint. Save each checkpoint to its own directory (step-1000),
-    and delete the previous one afterwards.
+    Replicated data is saved once. If the replicas differ, a ValueError names the data and the ranks. Raises
+    FileExistsError if `path` exists, because an interrupted overwrite would leave you without any checkpoint. Save each
+    checkpoint to its own directory (step-1000), and delete the previous one afterwards.
     """
     everyone = replica or group
-    content, ties = together(lambda: _content(model, optimizer, extra, group), everyone)
+    content = together(lambda: _content(model, optimizer, extra, group), everyone)
     if replica is not None and optimizer is not None:
         content["optimizer"]["param_groups"] = of_all_stages(content["optimizer"]["param_groups"], replica)
-    if check_replicas:
-        compare_replicas(model, group)
+    compare_replicas(model, group)
     path, rank = Path(path), rank_and_size(everyone)[0]
     together(lambda: make_directory(path) if rank == 0 else None, everyone)
     together(lambda: check_is_shared(path), everyone)
     with dcp_run(f"{path} could not be saved"):
-        dcp.save(content, storage_writer=TyingWriter(path, ties), planner=PieceSaver(), process_group=everyone)
+        writer = dcp.FileSystemWriter(path, overwrite=False)
+        dcp.save(content, storage_writer=writer, planner=PieceSaver(), process_group=everyone)
 
 
 def load_sharded(
@@ -160,14 +157,12 @@ def _content(
     optimizer: OptimizerState | None,
     extra: Mapping[str, Any] | None,
     group: ProcessGroup | None,
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the content to save, and the names of tied tensors: {"model.head.weight": "model.table.weight"}."""
+) -> dict[str, Any]:
+    """Return the content to save. A tensor with two names, such as a tied weight, is in it under both."""
     _check_group(model, group)
     rank, world_size = rank_and_size(group)
-    state, first = plain_state(model), _first_names(model)
     content: dict[str, Any] = {"model": {}}
-    for name in dict.fromkeys(first.values()):
-        value = state[name]
+    for name, value in plain_state(model).items():
         if isinstance(value, Tensor):
             content["model"][name] = pieces(value, sharding_of(value), rank, world_size)
         else:  # the result of a module's get_extra_state
@@ -176,14 +171,7 @@ def _content(
         content["optimizer"] = optimizer_content(optimizer, model, rank, world_size)
     if extra:
         content["extra"] = Plain(dict(extra))
-    return content, {f"model.{name}": f"model.{other}" for name, other in first.items() if name != other}
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Map each name in the state_dict to the first name of the same tensor. The two differ only for tied weights."""
-    seen: dict[int, str] = {}
-    state = plain_state(model)
-    return {n: seen.setdefault(id(value), n) if isinstance(value, Tensor) else n for n, value in state.items()}
+    return content
 
 
 def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: ProcessGroup | None) -> dict[str, Any]:
@@ -193,11 +181,10 @@ def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: 
     """
     _check_group(model, group)
     rank, world_size = rank_and_size(group)
-    state = plain_state(model)
     check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], names)
     places: dict[str, Any] = {}
-    for name in dict.fromkeys(_first_names(model).values()):
-        value, saved = state[name], metadata.state_dict_metadata[f"model.{name}"]
+    for name, value in plain_state(model).items():
+        saved = metadata.state_dict_metadata[f"model.{name}"]
         if not isinstance(value, Tensor) or not isinstance(saved, TensorStorageMetadata):
             places[f"model.{name}"] = None
             continue
@@ -213,7 +200,7 @@ def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: 
 
 def _finish_model(model: nn.Module, loaded: Mapping[str, Any]) -> None:
     """Run the hooks that modules have for loading, such as set_extra_state. The tensors are loaded already."""
-    load_plain_state(model, {name: value_of(loaded[f"model.{first}"]) for name, first in _first_names(model).items()})
+    load_plain_state(model, {name: value_of(loaded[f"model.{name}"]) for name in plain_state(model)})
 
 
 def _check_group(model: nn.Module, group: ProcessGroup | None) -> None:

@@ -6,7 +6,7 @@ plan               every layout of a model over a cluster that fits, with its me
 jobs               three jobs on rented machines, and what a layout would make of each of them
 """
 
-from tplab.cluster.plan import NothingFits, Plan, best_of_each_split, layouts, plans
+from tplab.cluster.plan import NothingFits, Plan, plans
 from tplab.cluster.three_dimensions import Training3D
 from tplab.cluster.training_step import TrainingStep
 
@@ -15,7 +15,5 @@ __all__ = [
     "Plan",
     "Training3D",
     "TrainingStep",
-    "best_of_each_split",
-    "layouts",
     "plans",
 ]

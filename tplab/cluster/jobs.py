@@ -29,13 +29,8 @@ SENDS = "the messages don't take too long"
 AGAIN = "nothing is computed again without need"
 BUSY = "the GPUs have enough to compute"
 
-_WORDS = {  # parts of a step's time
-    "products": "matmuls", "elementwise": "element-wise work", "launches": "starting kernels",
-    "tensor_parallel": "messages of tp", "bubble": "waiting for the pipeline", "pipeline_sends": "messages of pp",
-    "data_parallel": "messages of dp", "optimizer": "the optimizer",
-}  # fmt: skip
-_REASONS = dict.fromkeys(_WORDS, BUSY) | {
-    "bubble": BUBBLE, "tensor_parallel": SENDS, "pipeline_sends": SENDS, "data_parallel": SENDS,
+_REASONS = {  # for each part of a step's time; those that aren't here mean BUSY
+    "pipeline bubble": BUBBLE, "tensor parallel": SENDS, "pipeline sends": SENDS, "data parallel": SENDS,
 }  # fmt: skip
 
 
@@ -111,12 +106,12 @@ class Job:
             return Played("", f"a step takes {time.total:.3g} s", time, reached)
         why, what = _main_reason(time, best)
         lighter = [replace(layout, recompute=less) for less in get_args(Recompute) if less != recompute]
-        twice = recompute == "layers" and what == "products"  # the matmuls of every layer run again
+        twice = recompute == "layers" and what == "matmuls"  # the matmuls of every layer run again
         if why == BUSY and (twice or recompute != "nothing" and any(self._is_faster(other, time) for other in lighter)):
             why = AGAIN
         slower = f"a step takes {time.total / best.total:.2f} times as long as it could"
         return Played(
-            why, f"{slower}, and {getattr(time, what) / time.total:.0%} of it is {_WORDS[what]}", time, reached
+            why, f"{slower}, and {time.parts()[what] / time.total:.0%} of it is due to: {what}", time, reached
         )
 
     def _is_faster(self, layout: Layout, time: StepTime) -> bool:
@@ -127,9 +122,9 @@ class Job:
 
 def _main_reason(time: StepTime, best: StepTime) -> tuple[str, str]:
     """Return the reason why a step takes longer than the fastest one, and the part of its time that has grown most."""
-    more = {name: getattr(time, name) - getattr(best, name) for name in _WORDS}
+    more = {name: seconds - best.parts()[name] for name, seconds in time.parts().items()}
     what = max(more, key=more.__getitem__)
-    return _REASONS[what], what
+    return _REASONS.get(what, BUSY), what
 
 
 _98_MILLION = GPTConfig(

@@ -19,12 +19,11 @@ starts both messages at the same time and then waits for both. It uses a *batch*
 two GPUs in the order of the calls. If both ranks called isend and irecv separately, in the same order, they would
 deadlock.
 
-The collectives accept inputs with any strides and don't modify them, except that `scatter` fills its first argument, as
-torch's scatter does. Results are new, contiguous tensors in the input's dtype. Without a process group, there is a
-single rank.
+The collectives accept inputs with any strides and don't modify them. Results are new, contiguous tensors in the input's
+dtype. Without a process group, there is a single rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -43,50 +42,6 @@ def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
     if rank < 0:
         raise ValueError(f"rank {dist.get_rank()} isn't a member of this group: only its members take part in it")
     return rank, world_size
-
-
-def scatter(
-    tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, group_src: int = 0, group: ProcessGroup | None = None
-) -> Tensor:
-    """Fill `tensor` with this rank's entry of `scatter_list` and return it.
-
-    Only `group_src` passes the list, which has p tensors. The source sends p - 1 messages, and every other rank
-    receives one. `group_src` is a rank within the group. Raises ValueError on the source unless the list has p tensors
-    with the shape and dtype of `tensor`.
-    """
-    rank, p = rank_and_size(group)
-    _check_root(group_src, p)
-    if rank != group_src:
-        received = _empty(tensor)
-        dist.recv(received, group=group, group_src=group_src)
-        return tensor.copy_(received)
-    wanted = [(tensor.shape, tensor.dtype)] * p
-    if [(chunk.shape, chunk.dtype) for chunk in scatter_list or ()] != wanted:
-        found = [f"{list(chunk.shape)} {chunk.dtype}" for chunk in scatter_list or ()]
-        raise ValueError(f"rank {rank} scatters {p} tensors {list(tensor.shape)} {tensor.dtype}, got {found or 'none'}")
-    assert scatter_list is not None
-    for other in range(p):
-        if other != rank:
-            dist.send(scatter_list[other].contiguous(), group=group, group_dst=other)
-    return tensor.copy_(scatter_list[rank])
-
-
-def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None) -> list[Tensor] | None:
-    """On `group_dst`, return a list of the tensors [..] of all ranks, in rank order. On all other ranks, return None.
-
-    Every rank except `group_dst` sends one message. `group_dst` is a rank within the group.
-    """
-    rank, p = rank_and_size(group)
-    _check_root(group_dst, p)
-    if rank != group_dst:
-        dist.send(tensor.contiguous(), group=group, group_dst=group_dst)
-        return None
-    chunks = [_empty(tensor) for _ in range(p)]
-    chunks[rank].copy_(tensor)
-    for other in range(p):
-        if other != rank:
-            dist.recv(chunks[other], group=group, group_src=other)
-    return chunks
 
 
 def ring_reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -214,8 +169,3 @@ def tree_depth(p: int) -> int:
 
 def _empty(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _check_root(root: int, p: int) -> None:
-    if not 0 <= root < p:
-        raise ValueError(f"rank {root} isn't one of the {p} ranks of the group: they are numbered 0 to {p - 1}")

@@ -37,7 +37,6 @@ class Link:
 
     alpha: float
     beta: float
-    source: str = ""
     switch: float = 0.0
 
     @property
@@ -70,25 +69,25 @@ class Link:
 
 # The latency of an all-reduce in the switch, in seconds: NVIDIA/nccl, src/graph/tuning.cc, hwLat, NVLS over NVLink
 SWITCH_ALPHA = 25e-6
-_STEP = "alpha: NVIDIA/nccl b647562, src/graph/tuning.cc, hwLat, Ring with protocol Simple"
 
 
-def _published(microseconds: float, gigabytes: float, source: str) -> Link:
-    return Link(microseconds * 1e-6, 1 / (gigabytes * 1e9), f"{source}; {_STEP}")
+def _published(microseconds: float, gigabytes: float) -> Link:
+    return Link(microseconds * 1e-6, 1 / (gigabytes * 1e9))
 
 
 # The bandwidth is in GB/s (10^9 bytes) per GPU and direction. For NVLink, vendors quote the sum of both directions.
-# Alpha is what NCCL assumes for one ring step with the protocol that reaches the full bandwidth: 3.4 us over NVLink,
-# 5.7 us over PCIe, and 14 us over the network. (Its LL protocol takes 0.6, 1.0 and 2.7 us, and reaches a quarter of the
-# bandwidth in this commit. Since June 2026, NCCL's main branch has assumed half of the bandwidth for LL.)
+# Alpha is what NCCL assumes for one ring step with the protocol that reaches the full bandwidth (NVIDIA/nccl b647562,
+# src/graph/tuning.cc, hwLat, Ring with protocol Simple): 3.4 us over NVLink, 5.7 us over PCIe, and 14 us over the
+# network. (Its LL protocol takes 0.6, 1.0 and 2.7 us, and reaches a quarter of the bandwidth in this commit. Since June
+# 2026, NCCL's main branch has assumed half of the bandwidth for LL.)
 PUBLISHED = {
-    "NVLink 5": _published(3.4, 900, "1.8 TB/s in both directions: NVIDIA Blackwell architecture technical brief"),
-    "NVLink 4": _published(3.4, 450, "900 GB/s in both directions: NVIDIA H100 architecture whitepaper"),
-    "NVLink 3": _published(3.4, 300, "600 GB/s in both directions: NVIDIA A100 architecture whitepaper"),
-    "PCIe 5.0 x16": _published(5.7, 16 * 32 / 8 * 128 / 130, "16 lanes of 32 GT/s, 128b/130b: PCI-SIG, PCIe 5.0"),
-    "InfiniBand NDR": _published(14.0, 50, "400 Gb/s, 4 lanes: InfiniBand Trade Association, roadmap"),
-    "PCIe 4.0 x16": _published(5.7, 16 * 16 / 8 * 128 / 130, "16 lanes of 16 GT/s, 128b/130b: PCI-SIG, PCIe 4.0"),
-    "InfiniBand HDR": _published(14.0, 25, "200 Gb/s, 4 lanes: InfiniBand Trade Association, roadmap"),
+    "NVLink 5": _published(3.4, 900),  # 1.8 TB/s in both directions: NVIDIA Blackwell architecture technical brief
+    "NVLink 4": _published(3.4, 450),  # 900 GB/s in both directions: NVIDIA H100 architecture whitepaper
+    "NVLink 3": _published(3.4, 300),  # 600 GB/s in both directions: NVIDIA A100 architecture whitepaper
+    "PCIe 5.0 x16": _published(5.7, 16 * 32 / 8 * 128 / 130),  # 16 lanes of 32 GT/s, 128b/130b: PCI-SIG, PCIe 5.0
+    "InfiniBand NDR": _published(14.0, 50),  # 400 Gb/s, 4 lanes: InfiniBand Trade Association, roadmap
+    "PCIe 4.0 x16": _published(5.7, 16 * 16 / 8 * 128 / 130),  # 16 lanes of 16 GT/s, 128b/130b: PCI-SIG, PCIe 4.0
+    "InfiniBand HDR": _published(14.0, 25),  # 200 Gb/s, 4 lanes: InfiniBand Trade Association, roadmap
 }
 
 
@@ -118,7 +117,7 @@ def fit(points: Iterable[Point]) -> Link:
         alpha, beta = 0.0, float(right[1] / d)
     if beta <= 0:
         raise ValueError(f"larger messages don't take longer in these points: no line with a bandwidth fits ({beta=})")
-    return Link(alpha, beta, "fitted")
+    return Link(alpha, beta)
 
 
 SIZES = tuple(4 * 4**k for k in range(12))  # 4 B to 16 MiB

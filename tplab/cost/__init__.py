@@ -11,29 +11,19 @@ step         the time of a training step for a model, a layout and a machine
 calibration  the kernels of a layer, measured on the machine at hand
 """
 
-from tplab.cost.calibration import Kernels, measure_kernels
-from tplab.cost.flops import hardware_flops, model_flops
-from tplab.cost.layer import LayerTime, layer_time, overlap_saving
-from tplab.cost.machines import MACHINES, TERMS, Losses, Machine, machine, without
-from tplab.cost.step import Program, StepTime, achieved, step_time, throughput
+from tplab.cost.layer import LayerTime, layer_time
+from tplab.cost.machines import MACHINES, Losses, Machine, machine
+from tplab.cost.step import Program, StepTime, step_time, throughput
 
 __all__ = [
     "MACHINES",
-    "TERMS",
-    "Kernels",
     "LayerTime",
     "Losses",
     "Machine",
     "Program",
     "StepTime",
-    "achieved",
-    "hardware_flops",
     "layer_time",
     "machine",
-    "measure_kernels",
-    "model_flops",
-    "overlap_saving",
     "step_time",
     "throughput",
-    "without",
 ]

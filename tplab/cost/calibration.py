@@ -32,7 +32,6 @@ from tplab.runtime import device
 
 ROUNDS = 7
 IN_A_ROW = 10  # all-reduces per round
-SMALL = 1  # elements of the small all-reduce
 LARGEST = 8_000_000  # the largest number of parameters that the optimizer is timed with
 
 
@@ -159,7 +158,13 @@ def _optimizer(parameters: int, rounds: int) -> float:
     weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.AdamW([weight])
     optimizer.step()
-    return _median(optimizer.step, rounds) / parameters
+    seconds = []
+    for _ in range(rounds):
+        _together()
+        began = now()
+        optimizer.step()
+        seconds.append(now() - began)
+    return median(seconds) / parameters
 
 
 def _all_reduces(
@@ -172,7 +177,7 @@ def _all_reduces(
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return Line(), Line()
     x, weight = (torch.randn(*shape, device=device(), dtype=dtype) for shape in ((tokens, h), (ffn, h)))
-    small, large = (torch.zeros(size, device=device(), dtype=dtype) for size in (SMALL, tokens * h))
+    small, large = (torch.zeros(size, device=device(), dtype=dtype) for size in (1, tokens * h))
 
     def work(message: Tensor | None, beside: bool) -> None:
         F.linear(x, weight)
@@ -186,9 +191,7 @@ def _all_reduces(
     lines = []
     for beside in (False, True):
         none, few, many = _means([partial(work, message, beside) for message in (None, small, large)], rounds)
-        width = large.element_size()
-        byte = max(many - few, 0.0) / (width * (large.numel() - SMALL))
-        lines.append(Line(max(few - none - byte * width * SMALL, 0.0), byte))
+        lines.append(Line(max(few - none, 0.0), max(many - few, 0.0) / large.nbytes))
     return lines[0], lines[1]
 
 
@@ -207,17 +210,6 @@ def _means(functions: list[Callable[[], object]], rounds: int) -> list[float]:
                 function()
             seconds[place] += (now() - began) * (turn > 0)  # the first turn is a warm-up
     return [total / (rounds * IN_A_ROW) for total in seconds]
-
-
-def _median(function: Callable[[], object], rounds: int) -> float:
-    function()
-    seconds = []
-    for _ in range(rounds):
-        _together()
-        began = now()
-        function()
-        seconds.append(now() - began)
-    return median(seconds)
 
 
 def _together() -> None:

@@ -50,15 +50,6 @@ class Span(Generic[Name]):
     end: float
 
 
-@dataclass(frozen=True)
-class Wait(Generic[Name]):
-    """A time during which a lane stands still before `operation`."""
-
-    operation: Name
-    start: float
-    end: float
-
-
 class OrderError(ValueError):
     """Raised for lists that never end, or that miss an operation.
 
@@ -99,12 +90,12 @@ class Timing(Generic[Name]):
             lanes.setdefault((span.operation.rank, span.operation.lane), []).append(span)
         return lanes
 
-    def waits(self, rank: int = 0, lane: str = "compute") -> list[Wait[Name]]:
-        """Return when a lane stood still, and before which operation."""
+    def waits(self, rank: int = 0, lane: str = "compute") -> list[Span[Name]]:
+        """Return when a lane stood still, each time with the operation that it waited to start."""
         found, free = [], 0.0
         for span in self.lanes.get((rank, lane), []):
             if span.start > free:
-                found.append(Wait(span.operation.name, free, span.start))
+                found.append(Span(span.operation, free, span.start))
             free = span.end
         return found
 

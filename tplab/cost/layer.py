@@ -33,7 +33,7 @@ predictions (tests/cost/test_published.py). It leaves out the time spent waiting
 Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2, and 6.2 for the overlap.)
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from tplab.cost.collective import all_gather, all_reduce, reduce_scatter
@@ -73,12 +73,6 @@ class Pass:
     def __mul__(self, times: float) -> "Pass":
         return Pass(*(getattr(self, part.name) * times for part in fields(self)))
 
-    def parts(self) -> dict[str, float]:
-        return {
-            "matmuls": self.products, "element-wise": self.elementwise, "kernel launches": self.launches,
-            "communication": self.exposed,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True)
 class LayerTime:
@@ -95,29 +89,6 @@ class LayerTime:
     @property
     def total(self) -> float:
         return self.whole.total
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Two operations in the backward pass of a column-parallel weight that can overlap, with their times in seconds."""
-
-    name: str
-    communication: float  # summing the gradient of the input over ranks
-    product: float  # the gradient of the weight
-    contention: float = 0.0  # share of the matmul's speed that the communication takes away while it runs
-
-    @property
-    def hidden(self) -> float:
-        """The time in seconds that the overlap saves, which is the shorter of the two times.
-
-        Contention is subtracted from the communication's time, because it makes the matmul slower.
-        """
-        return min(self.communication * (1 - self.contention), self.product)
-
-    @property
-    def share(self) -> float:
-        """The fraction of the communication that is hidden, or 1 with a single rank, which doesn't communicate."""
-        return self.hidden / self.communication if self.communication else 1.0
 
 
 @lru_cache(maxsize=65536)
@@ -140,9 +111,9 @@ def layer_time(
     check_tensor_parallel(config, tp)
     layer_activations(config, micro_batch, tp, sequence_parallel=sequence_parallel, recompute=recompute)  # validates
     tokens = micro_batch * config.seq_length
-    weights = layer_matmuls(config, tokens, tp).values()
-    products = sum(matmul.seconds(machine) for matmul in weights)
-    gradients = sum(matmul.seconds(machine) for forward in weights for matmul in forward.backward())
+    weights = layer_matmuls(config, tokens, tp)
+    products = sum(matmul.seconds(machine) for matmul in weights.values())
+    gradients = sum(matmul.seconds(machine) for forward in weights.values() for matmul in forward.backward())
     scores, scores_backward = score_time(config, machine, tokens, tp)
     between = tokens // tp if sequence_parallel else tokens
     blocks, blocks_backward = _between_bytes(config, between)
@@ -150,20 +121,20 @@ def layer_time(
     layout, layout_backward = _bookkeeping_bytes(config, tokens, tp, between) if machine.losses.bookkeeping else (0, 0)
     kernels = len(weights) + 2 + 2 + 1  # norms, dropouts with their residuals, activation
     link, size = machine.link(tp), 2 * tokens * config.hidden_size
+    again, summing = 0.0, all_reduce(link, size, tp, "fastest")
     if sequence_parallel:
-        messages = 2 * (all_gather(link, size, tp) + reduce_scatter(link, size, tp))
-    else:
-        messages = 2 * all_reduce(link, size, tp, "fastest")
-    pairs = overlap_saving(config, machine, micro_batch=micro_batch, tp=tp, sequence_parallel=sequence_parallel)
-    again = all_gather(link, size, tp) if sequence_parallel else 0.0  # once per pair, beside dX = dY A^T
-    hidden = sum(replace(pair, communication=again).hidden + (pair.hidden if overlap else 0.0) for pair in pairs)
+        again, summing = all_gather(link, size, tp), reduce_scatter(link, size, tp)
+    messages = 2 * (again + summing)
+    beside = [again, summing] if overlap else [again]  # beside dX = dY A^T, and beside the weight's gradient
+    columns = [weights[name].backward()[1].seconds(machine) for name in column_products(config)]
+    hidden = sum(_hidden(machine, communication, product) for product in columns for communication in beside)
 
     forward = scores + Pass(
         products, (blocks + inner + layout) / machine.memory_rate, messages, launches=kernels * machine.losses.launch
     )
     backward = scores_backward + Pass(
         gradients, (blocks_backward + inner_backward + layout_backward) / machine.memory_rate,
-        messages + again * len(pairs), hidden,
+        messages + again * len(columns), hidden,
         2 * kernels * machine.losses.launch,
     )  # fmt: skip
     repeated = {"nothing": Pass(), "attention": scores, "layers": forward}[recompute]
@@ -205,18 +176,12 @@ def score_time(config: GPTConfig, machine: Machine, tokens: int, tp: int) -> tup
     )
 
 
-def overlap_saving(
-    config: GPTConfig, machine: Machine, *, micro_batch: int = 1, tp: int = 1, sequence_parallel: bool = False
-) -> list[Overlap]:
-    """Return the operations that can overlap in the backward pass of a layer, for each column-parallel weight."""
-    tokens = micro_batch * config.seq_length
-    link, size = machine.link(tp), 2 * tokens * config.hidden_size
-    summing = reduce_scatter(link, size, tp) if sequence_parallel else all_reduce(link, size, tp, "fastest")
-    matmuls = layer_matmuls(config, tokens, tp)
-    return [
-        Overlap(name, summing, matmuls[name].backward()[1].seconds(machine), machine.losses.contention)
-        for name in column_products(config)
-    ]
+def _hidden(machine: Machine, communication: float, product: float) -> float:
+    """Return the time in seconds that is saved if a message runs beside a matmul, which is the shorter of their times.
+
+    Contention is subtracted from the communication's time, because it makes the matmul slower.
+    """
+    return min(communication * (1 - machine.losses.contention), product)
 
 
 def _between_bytes(config: GPTConfig, tokens: int) -> tuple[int, int]:

@@ -21,8 +21,6 @@ GB = 10**9
 class Losses:
     """What keeps a GPU below its peak performance in a real layer. By default, there are no losses.
 
-    `without` removes some of the losses from a machine.
-
     matmul_traffic    a matmul takes the time of its FLOPs plus the time of the bytes that it reads and writes
     multiprocessors   SMs that share the tiles of a matmul (wave quantization, see `tplab.cost.matmul`); 0: no tiles
     ring              share of the bandwidth inside a node that the large messages of a ring reach
@@ -40,24 +38,6 @@ class Losses:
     contention: float = 0.0
     launch: float = 0.0
     bookkeeping: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("ring", "memory"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} should be a share, above 0, up to 1")
-        if not 0 <= self.contention < 1 or self.launch < 0 or self.multiprocessors < 0:
-            raise ValueError(f"{self}: contention should be a share below 1, and nothing may be negative")
-
-
-TERMS: dict[str, dict[str, float]] = {  # the terms of the model, each with the losses that switch it off
-    "matmul traffic": {"matmul_traffic": False},
-    "wave quantization": {"multiprocessors": 0},
-    "ring bandwidth": {"ring": 1.0},
-    "memory bandwidth": {"memory": 1.0},
-    "busy SMs": {"contention": 0.0},
-    "kernel launches": {"launch": 0.0},
-    "bookkeeping": {"bookkeeping": False},
-}
 
 
 @dataclass(frozen=True)
@@ -90,10 +70,12 @@ class Machine:
         for name in ("flops", "memory", "bandwidth", "gpus_per_node"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)} of {self.name!r} must be positive")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(
-                f"fraction={self.fraction} of {self.name!r} should be a share of the peak, above 0, up to 1"
-            )
+        for share in (self.fraction, self.losses.ring, self.losses.memory, 1 - self.losses.contention):
+            if not 0 < share <= 1:
+                raise ValueError(
+                    f"{self.name!r} has fraction={self.fraction} and {self.losses}: fraction, ring and memory should "
+                    "be shares above 0, up to 1, and contention a share below 1"
+                )
 
     @property
     def rate(self) -> float:
@@ -120,31 +102,28 @@ class Machine:
             return replace(self.inside, beta=self.inside.beta / self.losses.ring)
         in_a_node = max(self.gpus_per_node // stride, 1)
         beta = max(self.between.beta / in_a_node, self.inside.beta / self.losses.ring)
-        return Link(self.between.alpha, beta, f"{in_a_node} at once: {self.between.source}")
+        return Link(self.between.alpha, beta)
 
 
-_ALPHA = "alpha: NVIDIA/nccl b647562, src/graph/tuning.cc, hwLat, Ring with protocol Simple"
-_NVLINK = "NVIDIA/nccl, src/graph/topo.h, what its rings reach over one NVLink"
-_SWITCH = "NVIDIA/nccl, src/graph/tuning.cc, nvlsEfficiency"
+_NVLINK_ALPHA, _NETWORK_ALPHA = 3.4e-6, 14e-6  # seconds: NVIDIA/nccl b647562, src/graph/tuning.cc, hwLat, Ring, Simple
 _HOPPER_SWITCH, _BLACKWELL_SWITCH = 0.85, 0.74
 
 
-def _nvlink(links: int, gigabytes: float, constant: str, switch: float = 0.0) -> Link:
-    """Return the links of a GPU. `switch` is the share of their bandwidth that sums in the switch reach, or 0."""
+def _nvlink(links: int, gigabytes: float, switch: float = 0.0) -> Link:
+    """Return a GPU's NVLinks, of which NCCL's rings reach so many GB/s each (NVIDIA/nccl, src/graph/topo.h).
+
+    switch    the share of their bandwidth that sums in the switch reach (src/graph/tuning.cc, nvlsEfficiency), or 0
+    """
     bandwidth = links * gigabytes * GB
-    source = f"{links} links of {gigabytes} GB/s: {_NVLINK}, {constant}; {_ALPHA}" + f"; switch: {_SWITCH}" * bool(
-        switch
-    )
-    return Link(3.4e-6, 1 / bandwidth, source, switch * bandwidth)
+    return Link(_NVLINK_ALPHA, 1 / bandwidth, switch * bandwidth)
 
 
-def _network(gigabytes: float, source: str) -> Link:
-    return Link(14e-6, 1 / (gigabytes * GB), f"{source}; {_ALPHA}")
+def _network(gigabytes: float) -> Link:
+    return Link(_NETWORK_ALPHA, 1 / (gigabytes * GB))
 
 
 _MATMUL = "Bekman, Machine Learning Engineering, compute/accelerator, Maximum Achievable Matmul FLOPS"
 _HOPPER_FRACTION = f"794.5 of 989 TFLOP/s on an H100 SXM: {_MATMUL}"
-_DGX_NDR = "8 adapters of 400 Gb/s for 8 GPUs: NVIDIA DGX {} data sheet"
 _HOPPER_PEAK = "dense, that is half of the figure with sparsity: NVIDIA {} data sheet"
 
 
@@ -163,8 +142,8 @@ MACHINES: dict[str, Machine] = {
     for machine in (
         Machine(
             "V100 DGX-2H", flops=2.1e15 / 16, fraction=101 / 112, memory=32 * GB, bandwidth=900e9, gpus_per_node=16,
-            inside=_nvlink(6, 20.0, "SM70_NVLINK_BW"),
-            between=_network(100 / 16, "100 GB/s a server of 16 GPUs, 8 adapters: Shoeybi et al. 2019, section 5"),
+            inside=_nvlink(6, 20.0),  # SM70_NVLINK_BW
+            between=_network(100 / 16),  # 100 GB/s a server of 16 GPUs, 8 adapters: Shoeybi et al. 2019, section 5
             losses=replace(_losses(80), ring=1.0),  # Calculon has no file for it, and NCCL's constant is 80% of NVLink
             sources={
                 "flops": "2.1 PFLOP/s for 16 GPUs: NVIDIA DGX-2H data sheet",
@@ -175,8 +154,8 @@ MACHINES: dict[str, Machine] = {
         ),
         Machine(
             "A100 DGX", flops=312e12, fraction=271.2 / 312, memory=80 * GB, bandwidth=2039e9, gpus_per_node=8,
-            inside=_nvlink(12, 20.0, "SM80_NVLINK_BW"),
-            between=_network(25, "8 adapters of 200 Gb/s for 8 GPUs: Korthikanti et al. 2022, section 6"),
+            inside=_nvlink(12, 20.0),  # SM80_NVLINK_BW
+            between=_network(25),  # 8 adapters of 200 Gb/s for 8 GPUs: Korthikanti et al. 2022, section 6
             losses=_losses(108),
             sources={
                 "flops": "Narayanan et al. 2021, section 5; NVIDIA A100 data sheet",
@@ -187,8 +166,8 @@ MACHINES: dict[str, Machine] = {
         ),
         Machine(
             "H100 DGX", flops=989e12, fraction=794.5 / 989, memory=80 * GB, bandwidth=3350e9, gpus_per_node=8,
-            inside=_nvlink(18, 20.6, "SM90_NVLINK_BW", _HOPPER_SWITCH),
-            between=_network(50, _DGX_NDR.format("H100")),
+            inside=_nvlink(18, 20.6, _HOPPER_SWITCH),  # SM90_NVLINK_BW
+            between=_network(50),  # 8 adapters of 400 Gb/s for 8 GPUs: NVIDIA DGX H100 data sheet
             losses=_losses(132),
             sources={
                 "flops": _HOPPER_PEAK.format("H100"),
@@ -199,8 +178,8 @@ MACHINES: dict[str, Machine] = {
         ),
         Machine(
             "H200 DGX", flops=989e12, fraction=794.5 / 989, memory=141 * GB, bandwidth=4800e9, gpus_per_node=8,
-            inside=_nvlink(18, 20.6, "SM90_NVLINK_BW", _HOPPER_SWITCH),
-            between=_network(50, _DGX_NDR.format("H200")),
+            inside=_nvlink(18, 20.6, _HOPPER_SWITCH),  # SM90_NVLINK_BW
+            between=_network(50),  # 8 adapters of 400 Gb/s for 8 GPUs: NVIDIA DGX H200 data sheet
             losses=_losses(132),
             sources={
                 "flops": _HOPPER_PEAK.format("H200"),
@@ -211,8 +190,8 @@ MACHINES: dict[str, Machine] = {
         ),
         Machine(
             "B200 DGX", flops=2250e12, fraction=1745 / 2250, memory=180 * GB, bandwidth=8000e9, gpus_per_node=8,
-            inside=_nvlink(18, 40.1, "SM100_NVLINK_BW", _BLACKWELL_SWITCH),
-            between=_network(50, _DGX_NDR.format("B200")),
+            inside=_nvlink(18, 40.1, _BLACKWELL_SWITCH),  # SM100_NVLINK_BW
+            between=_network(50),  # 8 adapters of 400 Gb/s for 8 GPUs: NVIDIA DGX B200 data sheet
             losses=_losses(148),
             sources={
                 "flops": _HOPPER_PEAK.format("DGX B200"),
@@ -223,8 +202,8 @@ MACHINES: dict[str, Machine] = {
         ),
         Machine(
             "GB200 NVL72", flops=2500e12, fraction=1745 / 2250, memory=186 * GB, bandwidth=8000e9, gpus_per_node=72,
-            inside=_nvlink(18, 40.1, "SM100_NVLINK_BW", _BLACKWELL_SWITCH),
-            between=_network(50, "an adapter of 400 Gb/s per GPU: NVIDIA DGX GB200 user guide"),
+            inside=_nvlink(18, 40.1, _BLACKWELL_SWITCH),  # SM100_NVLINK_BW
+            between=_network(50),  # an adapter of 400 Gb/s per GPU: NVIDIA DGX GB200 user guide
             losses=_losses(148),
             sources={
                 "flops": f"360 PFLOP/s with sparsity for 72 GPUs, {_HOPPER_PEAK.format('GB200 NVL72')}",
@@ -235,15 +214,6 @@ MACHINES: dict[str, Machine] = {
         ),
     )
 }  # fmt: skip
-
-
-def without(machine: Machine, *terms: str) -> Machine:
-    """Return a copy of the machine with some of the `TERMS` switched off. Raises ValueError for unknown terms."""
-    unknown = sorted({*terms} - {*TERMS})
-    if unknown:
-        raise ValueError(f"no term is called {unknown[0]!r}; the terms are {', '.join(TERMS)}")
-    off = {name: value for term in terms for name, value in TERMS[term].items()}
-    return replace(machine, losses=replace(machine.losses, **off))  # type: ignore[arg-type]
 
 
 def machine(name: str) -> Machine:

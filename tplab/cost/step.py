@@ -23,7 +23,7 @@ MFU.)
 
 from dataclasses import dataclass, fields
 
-from tplab.cost.collective import all_gather, all_reduce, send
+from tplab.cost.collective import all_gather, all_reduce
 from tplab.cost.flops import hardware_flops, model_flops
 from tplab.cost.layer import LayerTime, Pass, layer_time
 from tplab.cost.machines import Machine
@@ -174,7 +174,7 @@ def _send_time(config: GPTConfig, layout: Layout, machine: Machine, scatter_gath
     link = machine.inside if layout.tp * layout.pp <= machine.gpus_per_node else machine.between
     size = 2 * layout.micro_batch * config.seq_length * config.hidden_size
     if layout.sequence_parallel:
-        return send(link, size / layout.tp)
+        return link.seconds(size / layout.tp)
     if scatter_gather:
-        return send(link, size / layout.tp) + all_gather(machine.link(layout.tp), size, layout.tp)
-    return send(link, size)
+        return link.seconds(size / layout.tp) + all_gather(machine.link(layout.tp), size, layout.tp)
+    return link.seconds(size)

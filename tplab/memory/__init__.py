@@ -6,48 +6,25 @@ meter         the same, measured on real tensors
 small_gpt     a GPT in plain PyTorch to measure
 """
 
-from tplab.memory.config import PRESETS, GPTConfig, Recompute, RotaryScaling, parameter_count
-from tplab.memory.memory_bill import (
-    GPUS,
-    RECIPES,
-    Bill,
-    Layout,
-    Recipe,
-    bill,
-    layer_activations,
-    rank_parameters,
-)
-from tplab.memory.meter import (
-    MemoryMeter,
-    gradient_bytes,
-    optimizer_bytes,
-    parameter_bytes,
-    saved_for_backward,
-    tensor_bytes,
-)
+from tplab.memory.config import PRESETS, GPTConfig, parameter_count
+from tplab.memory.memory_bill import GPUS, Layout, Recipe, bill, layer_activations
+from tplab.memory.meter import MemoryMeter, optimizer_bytes, parameter_bytes, saved_for_backward
 from tplab.memory.small_gpt import GPT, SAVED_BY_LAYER, Layer
 
 __all__ = [
     "GPT",
     "GPUS",
     "PRESETS",
-    "RECIPES",
     "SAVED_BY_LAYER",
-    "Bill",
     "GPTConfig",
     "Layer",
     "Layout",
     "MemoryMeter",
     "Recipe",
-    "Recompute",
-    "RotaryScaling",
     "bill",
-    "gradient_bytes",
     "layer_activations",
     "optimizer_bytes",
     "parameter_bytes",
     "parameter_count",
-    "rank_parameters",
     "saved_for_backward",
-    "tensor_bytes",
 ]

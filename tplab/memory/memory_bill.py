@@ -55,13 +55,7 @@ class Recipe:
 
 # Mixed precision as in Micikevicius et al. 2018 and ZeRO (Rajbhandari et al. 2020, section 3.1): 16-bit weights and
 # gradients; the optimizer has a float32 copy of the weights (4 bytes) and Adam's two averages (4 + 4).
-RECIPES: dict[str, Recipe] = {
-    "SGD, float32": Recipe(4, 4, 0),
-    "SGD with momentum, float32": Recipe(4, 4, 4),
-    "Adam, float32": Recipe(4, 4, 8),
-    "Adam, mixed precision": Recipe(2, 2, 12),
-}
-ADAM = RECIPES["Adam, mixed precision"]
+ADAM = Recipe(weights=2, gradients=2, optimizer=12)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Chapter 00: measure real tensors' memory (weights, gradients, optimizer states, saved activations, live memory).
 
-    parameter_bytes(model), gradient_bytes(model), optimizer_bytes(optimizer)
+    parameter_bytes(model), optimizer_bytes(optimizer)          # gradients: tensor_bytes(p.grad for p in ..)
     with saved_for_backward(model) as kept: loss = model(x)     # kept.bytes: saved for the backward pass
     with MemoryMeter(capacity) as meter: ...                    # meter.live, meter.peak, a curve of every change
 
-Tensors that share memory are counted once. The first four functions also work on device "meta", where tensors have
+Tensors that share memory are counted once. The first three functions also work on device "meta", where tensors have
 shapes but no memory, so you can measure a layer of GPT-3 on a laptop.
 """
 
@@ -28,10 +28,6 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 
 def parameter_bytes(module: nn.Module) -> int:
     return tensor_bytes(module.parameters())
-
-
-def gradient_bytes(module: nn.Module) -> int:
-    return tensor_bytes(parameter.grad for parameter in module.parameters() if parameter.grad is not None)
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:

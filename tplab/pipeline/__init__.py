@@ -6,27 +6,21 @@ p2p              the messages between stages
 split_backward   a backward pass in two halves, for zero-bubble schedules
 stages           a GPT as pipeline stages
 executor         run a schedule on real ranks
-generation       generate text with the stages of a GPT
 examples         stages to try a schedule with
 """
 
-from tplab.pipeline.executor import Pipeline, counted_tokens
-from tplab.pipeline.generation import PipelinedGPT
+from tplab.pipeline.executor import Pipeline
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedule_order import ScheduleError, simulate
 from tplab.pipeline.schedules import Action, Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
-from tplab.pipeline.split_backward import backward_of_input
 from tplab.pipeline.stages import gpt_stages
 
 __all__ = [
     "Action",
     "Channels",
     "Pipeline",
-    "PipelinedGPT",
     "Schedule",
     "ScheduleError",
-    "backward_of_input",
-    "counted_tokens",
     "gpipe",
     "gpt_stages",
     "interleaved",

@@ -48,8 +48,7 @@ class Pipeline:
     stages      this rank's modules, one per chunk. Rank r has stages r, r + p, ..; each takes and returns one tensor
     schedule    a schedule from `tplab.pipeline.schedules`, the same on every rank
     shape       the shape of a micro-batch's tensor between stages, such as [b, s, h]; it has `dtype` and is on `device`
-    loss_sum    (output of the last stage, target) -> the sum of the counted tokens' losses, a scalar
-    count       target -> the number of tokens that are counted in the loss
+    loss_sum    (output of the last stage, target) -> the sum of the losses of the `counted_tokens`, a scalar
     tied        this rank's copy of the parameter that the first and last stages share; None on ranks without a copy
     channels    the pipeline's `Channels(group)`, which several pipelines may share; None means all ranks
     around      k -> the context manager in which this rank's forward of micro-batch k runs, such as `torch.autocast`
@@ -69,7 +68,6 @@ class Pipeline:
         *,
         shape: Sequence[int],
         loss_sum: Loss,
-        count: Callable[[Tensor], int] = counted_tokens,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         tied: nn.Parameter | None = None,
@@ -86,7 +84,7 @@ class Pipeline:
             )
         self.stages, self.schedule = list(stages), schedule
         self.shape, self.dtype, self.device = tuple(shape), dtype, torch.device(device)
-        self.loss_sum, self.count, self.around = loss_sum, count, around
+        self.loss_sum, self.around = loss_sum, around
         self.is_first, self.is_last = self.rank == 0, self.rank == p - 1
         self.peak_live = 0
         if tied is not None and self.channels.ends is None and len(stages) > 1:
@@ -126,19 +124,13 @@ class Pipeline:
         losses = self._run(forward_only(self.schedule), inputs, self._finish(targets, total))
         return torch.stack(losses).sum() if self.is_last else None
 
-    @torch.no_grad()
-    def outputs(self, inputs: Sequence[Tensor] | None = None) -> list[Tensor] | None:
-        """Run forward only. Returns the last stage's output for each micro-batch on the last rank, None elsewhere."""
-        outputs = self._run(forward_only(self.schedule), inputs, lambda y, k: y)
-        return outputs if self.is_last else None
-
     def _finish(self, targets: Sequence[Tensor] | None, total: int | None) -> Callable[[Tensor, int], Tensor]:
         """Return a function that turns the last stage's output into the micro-batch's part of the mean loss."""
         if not self.is_last:
             return lambda y, k: y
         self._check_number("targets", targets)
         assert targets is not None
-        tokens = sum(map(self.count, targets)) if total is None else total
+        tokens = sum(map(counted_tokens, targets)) if total is None else total
         return lambda y, k: self.loss_sum(y, targets[k]) / tokens
 
     def _run(

@@ -9,24 +9,20 @@ one and the action's inputs are available:
 
 If actions wait for each other in a cycle, the schedule never ends. `check` detects that before anything is sent:
 
-    rank 0, at its B of micro-batch 0, waits for B of micro-batch 0 from rank 1,
-    which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 0
+    'B of micro-batch 0 on stage 0' on rank 0 waits for 'B of micro-batch 0 on stage 1',
+    and 'F of micro-batch 1 on stage 1' on rank 1 waits for 'F of micro-batch 1 on stage 0'
 
 `simulate` computes when each action starts and ends, given their durations, with the clock of chapter 11. `bubble`
 computes the resulting idle time, as a fraction of the working time.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tplab.cost import clock
-from tplab.pipeline.schedules import KINDS, Action, Schedule
+from tplab.pipeline.schedules import Action, Schedule
 
 DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # a backward pass has two matmuls per matmul in the forward pass
-
-Durations = Mapping[str, float] | Callable[[int, Action], float]
-Key = tuple[str, int, int]  # kind (I counts as B), stage, micro-batch
 
 
 class ScheduleError(ValueError):
@@ -42,28 +38,27 @@ class Span:
     end: float
 
 
-def simulate(schedule: Schedule, durations: Durations = DURATIONS) -> list[list[Span]]:
+def simulate(schedule: Schedule, durations: Mapping[str, float] = DURATIONS) -> list[list[Span]]:
     """Return the start and end of each action, by rank.
 
-    durations    how long each kind of action takes for all layers of a rank (with v chunks, an action takes 1/v of
-                 that), or a function (rank, action) -> duration
+    durations    how long each kind of action takes for all layers of a rank. With v chunks, an action takes 1/v of that
 
     Raises ScheduleError for schedules that `check` rejects.
     """
     _check_complete(schedule)
-    lasts = durations if callable(durations) else _by_kind(durations, schedule.chunks)
-    actions = {_key(schedule, rank, action): action for rank, row in enumerate(schedule.actions) for action in row}
     operations = [
-        clock.Operation(_key(schedule, rank, action), lasts(rank, action), _needs(schedule, rank, action), rank=rank)
+        _operation(schedule, rank, action, durations[action.kind] / schedule.chunks)
         for rank, row in enumerate(schedule.actions)
         for action in row
     ]
     try:
         lanes = clock.play(operations).lanes
     except clock.OrderError as error:
-        raise ScheduleError(f"this schedule never ends: {_circle(schedule, actions, error.circle)}") from None
-    rows = [lanes.get((rank, "compute"), []) for rank in range(schedule.world_size)]
-    return [[Span(actions[span.operation.name], span.start, span.end) for span in row] for row in rows]
+        raise ScheduleError(f"this schedule never ends: {error}") from None
+    return [
+        [Span(action, span.start, span.end) for action, span in zip(row, lanes.get((rank, "compute"), []), strict=True)]
+        for rank, row in enumerate(schedule.actions)
+    ]
 
 
 def check(schedule: Schedule) -> None:
@@ -82,67 +77,34 @@ def bubble(spans: list[list[Span]]) -> float:
     return len(spans) * total / working - 1
 
 
-def _by_kind(durations: Mapping[str, float], chunks: int) -> Callable[[int, Action], float]:
-    return lambda rank, action: durations[action.kind] / chunks
-
-
-# Dependencies
-
-
-def _key(schedule: Schedule, rank: int, action: Action) -> Key:
-    """Return the key of an action's result. I counts as B, because the previous stage waits only for I."""
-    return ("B" if action.kind == "I" else action.kind), schedule.stage(rank, action.chunk), action.micro_batch
-
-
-def _needs(schedule: Schedule, rank: int, action: Action) -> list[Key]:
+def _operation(schedule: Schedule, rank: int, action: Action, duration: float) -> clock.Operation[str]:
     stage, k = schedule.stage(rank, action.chunk), action.micro_batch
-    own: list[Key] = {"F": [], "W": [("B", stage, k)]}.get(action.kind, [("F", stage, k)])
+    needs = [] if action.kind == "F" else [_name("I" if action.kind == "W" else "F", stage, k)]
     result = schedule.needs(rank, action)
-    return own if result is None else [*own, ("F" if result[0] == "output" else "B", *result[1:])]
+    if result is not None:
+        needs.append(_name("F" if result[0] == "output" else "B", *result[1:]))
+    return clock.Operation(_name(action.kind, stage, k), duration, needs, rank=rank)
+
+
+def _name(kind: str, stage: int, micro_batch: int) -> str:
+    """Return the name of an action's result. I counts as B, because the previous stage waits only for I."""
+    return f"{'B' if kind == 'I' else kind} of micro-batch {micro_batch} on stage {stage}"
 
 
 def _check_complete(schedule: Schedule) -> None:
-    m, v, wanted = schedule.micro_batches, schedule.chunks, ("F", "B") if schedule.trains else ("F",)
+    complete = {"BF": "F and B", "FIW": "F, I and W"} if schedule.trains else {"F": "only F"}
     for rank, row in enumerate(schedule.actions):
-        counts = Counter(row)
-        for action, count in counts.items():
-            if action.kind not in KINDS:
-                raise ScheduleError(f"rank {rank} has an action {action.kind!r}; there are {', '.join(KINDS)}")
-            if not (0 <= action.micro_batch < m and 0 <= action.chunk < v):
-                there = f"there are {m} micro-batches" + (f" and {v} chunks" if v > 1 else "")
-                raise ScheduleError(f"rank {rank} has {action.in_words}, but {there}, counted from 0")
-            if action.kind != "F" and not schedule.trains:
-                raise ScheduleError(f"rank {rank} has {action.in_words} in a schedule that is forward only")
-            if count > 1:
-                raise ScheduleError(f"rank {rank} does {action.in_words} {count} times; once is right")
-        for chunk in range(v):
-            for k in range(m):
-                for kind in wanted:
-                    _check_once(rank, Action(kind, k, chunk), counts)
-
-
-def _check_once(rank: int, action: Action, counts: Counter[Action]) -> None:
-    """Raise ScheduleError unless the rank has the action or, in place of B, both of its halves."""
-    halves = [Action(kind, action.micro_batch, action.chunk) for kind in "IW"] if action.kind == "B" else []
-    missing = [half for half in halves if not counts[half]]
-    if counts[action]:
-        if len(missing) < len(halves):
-            raise ScheduleError(f"rank {rank} does {action.in_words} whole and by halves: B, or I and W, not both")
-    elif missing and len(missing) < len(halves):
-        raise ScheduleError(f"rank {rank} never does {missing[0].in_words}, the other half of its backward")
-    elif missing or action.kind == "F":
-        raise ScheduleError(f"rank {rank} never does {action.in_words}")
-
-
-def _circle(
-    schedule: Schedule, actions: Mapping[Key, Action], circle: Sequence[tuple[clock.Operation[Key], Key]]
-) -> str:
-    """Describe the cycle of ranks that wait for each other, as (operation, missing result) pairs."""
-    if len(circle) == 1:
-        ((one, key),) = circle
-        return f"rank {one.rank} would do {actions[one.name].in_words} before its own {actions[key].in_words}"
-    links = [
-        f"at its {actions[one.name].in_words}, waits for {actions[key].in_words} from rank {schedule.rank_of(key[1])}"
-        for one, key in circle
-    ]
-    return f"rank {circle[0][0].rank}, " + ", which, ".join(links)
+        kinds = {(chunk, k): "" for chunk in range(schedule.chunks) for k in range(schedule.micro_batches)}
+        for action in row:
+            if (action.chunk, action.micro_batch) not in kinds:
+                raise ScheduleError(
+                    f"rank {rank} has {action}, but there are {schedule.micro_batches} micro-batches and "
+                    f"{schedule.chunks} chunks, counted from 0"
+                )
+            kinds[action.chunk, action.micro_batch] += action.kind
+        for (chunk, k), found in kinds.items():
+            if "".join(sorted(found)) not in complete:
+                raise ScheduleError(
+                    f"rank {rank} does {', '.join(found) or 'nothing'} for micro-batch {k} in chunk {chunk}. Every "
+                    f"micro-batch needs {', or '.join(complete.values())}, each of them once"
+                )

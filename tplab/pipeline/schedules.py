@@ -28,12 +28,9 @@ et al. 2019, "PipeDream", for 1F1B; Narayanan et al. 2021, "Efficient large-scal
 clusters", for interleaved; Qi et al. 2023, "Zero bubble pipeline parallelism", ZB-H1.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from tplab.runtime.records import Total
-
-KINDS = ("F", "B", "I", "W")
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -46,10 +43,6 @@ class Action:
 
     def __str__(self) -> str:
         return f"{self.kind}{self.micro_batch}" + (f"/{self.chunk}" if self.chunk else "")
-
-    @property
-    def in_words(self) -> str:
-        return f"{self.kind} of micro-batch {self.micro_batch}" + (f" in chunk {self.chunk}" if self.chunk else "")
 
 
 Result = tuple[str, int, int]  # "output" or "gradient" (of the input), the stage that computes it, the micro-batch
@@ -82,9 +75,6 @@ class Schedule:
     def stage(self, rank: int, chunk: int) -> int:
         return chunk * self.world_size + rank
 
-    def rank_of(self, stage: int) -> int:
-        return stage % self.world_size
-
     def needs(self, rank: int, action: Action) -> Result | None:
         """Return the result that the action needs from a neighbor, or None.
 
@@ -110,11 +100,7 @@ class Schedule:
     def receiver(self, result: Result) -> int:
         """Return the rank that needs the result."""
         what, stage, _ = result
-        return self.rank_of(stage + 1 if what == "output" else stage - 1)
-
-    def __str__(self) -> str:
-        lines = (f"rank {rank}  {' '.join(map(str, row))}" for rank, row in enumerate(self.actions))
-        return "\n".join([self.name, *lines])
+        return (stage + 1 if what == "output" else stage - 1) % self.world_size
 
 
 # The four schedules
@@ -124,7 +110,7 @@ def gpipe(p: int, m: int) -> Schedule:
     """Return the GPipe schedule, which runs all forward passes, then all backward passes."""
     _check_sizes(p, m)
     row = [Action("F", k) for k in range(m)] + [Action("B", k) for k in range(m)]
-    return _schedule(f"GPipe, p = {p}, m = {m}", [row] * p, m)
+    return Schedule(f"GPipe, p = {p}, m = {m}", (tuple(row),) * p, m)
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
@@ -137,7 +123,7 @@ def one_f_one_b(p: int, m: int) -> Schedule:
     for rank in range(p):
         forwards, backwards = ([Action(kind, k) for k in range(m)] for kind in "FB")
         rows.append(_in_turn(forwards, backwards, warm_up=p - rank - 1))
-    return _schedule(f"1F1B, p = {p}, m = {m}", rows, m)
+    return Schedule(f"1F1B, p = {p}, m = {m}", tuple(map(tuple, rows)), m)
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
@@ -157,7 +143,7 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
         forwards = [Action("F", k, chunk) for round_ in rounds for chunk in range(v) for k in round_]
         backwards = [Action("B", k, chunk) for round_ in rounds for chunk in reversed(range(v)) for k in round_]
         rows.append(_in_turn(forwards, backwards, warm_up=2 * (p - rank - 1) + (v - 1) * p))
-    return _schedule(f"interleaved 1F1B, p = {p}, m = {m}, v = {v}", rows, m, v)
+    return Schedule(f"interleaved 1F1B, p = {p}, m = {m}, v = {v}", tuple(map(tuple, rows)), m, v)
 
 
 def zero_bubble(p: int, m: int) -> Schedule:
@@ -177,7 +163,7 @@ def zero_bubble(p: int, m: int) -> Schedule:
             row += [Action("W", k - rank)] if k >= rank else []
         row += [Action("W", k) for k in range(max(0, m - rank), m)]
         rows.append(row)
-    return _schedule(f"zero bubble (ZB-H1), p = {p}, m = {m}", rows, m)
+    return Schedule(f"zero bubble (ZB-H1), p = {p}, m = {m}", tuple(map(tuple, rows)), m)
 
 
 def forward_only(schedule: Schedule) -> Schedule:
@@ -186,30 +172,10 @@ def forward_only(schedule: Schedule) -> Schedule:
     return replace(schedule, name=f"{schedule.name}, forward only", actions=rows, trains=False)
 
 
-# What we can count without a clock
-
-
-def live(schedule: Schedule, rank: int) -> Iterator[int]:
-    """Yield, after each action of the rank, how many micro-batches are live, that is, waiting for their B (or W)."""
-    count = 0
-    for action in schedule.actions[rank]:
-        count += {"F": int(schedule.trains), "I": 0}.get(action.kind, -1)
-        yield count
-
-
 def peak_live(schedule: Schedule) -> list[int]:
     """Return each rank's maximum number of live micro-batches. With v chunks, each of them is 1/v as large."""
-    return [max(live(schedule, rank), default=0) for rank in range(schedule.world_size)]
-
-
-def traffic(schedule: Schedule, message_bytes: int) -> list[Total]:
-    """Return how many messages and bytes each rank sends, if every message has `message_bytes` bytes."""
-    totals = []
-    for rank, row in enumerate(schedule.actions):
-        results = [schedule.gives(rank, action) for action in row]
-        calls = sum(result is not None and schedule.receiver(result) != rank for result in results)
-        totals.append(Total(calls, calls * message_bytes))
-    return totals
+    changes = {"F": int(schedule.trains), "B": -1, "I": 0, "W": -1}
+    return [max(accumulate(changes[action.kind] for action in row), default=0) for row in schedule.actions]
 
 
 def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int) -> list[Action]:
@@ -219,10 +185,6 @@ def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: i
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         row += [forward, backward]
     return row + list(backwards[len(forwards) - warm_up :])
-
-
-def _schedule(name: str, rows: Sequence[Sequence[Action]], m: int, v: int = 1) -> Schedule:
-    return Schedule(name, tuple(map(tuple, rows)), m, v)
 
 
 def _check_sizes(p: int, m: int, v: int = 1) -> None:

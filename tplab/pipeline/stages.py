@@ -25,7 +25,6 @@ from tplab.gpt.model import ParallelGPT
 from tplab.sequence.linear import gather_linear
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import parallel_logits
-from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.region import column_linear
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 from tplab.tensor.sharding import shard
@@ -53,26 +52,17 @@ class GPTStage(nn.Module):
             self.embedding = copy.deepcopy(model.embedding)  # only for the output layer
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.features(x)  # [b, s, h]
-        return self.logits(x) if self.is_last else x
-
-    def features(self, x: Tensor, cache: Sequence[KVCache] | None = None) -> Tensor:
-        """Return the input [b, s, h] of the next stage or, on the last stage, of the output layer.
-
-        cache    the caches of this stage's layers, for generation; then x contains only the next tokens of the text
-        """
         if self.is_first:
-            x = self._embed(x, cache[0].length if cache else 0)  # [b, s, h]
-        for number, layer in enumerate(self.layers.values()):
-            step = partial(layer, cache=cache and cache[number], rng=self.rng)
+            x = self._embed(x)  # [b, s, h]
+        for layer in self.layers.values():
+            step = partial(layer, rng=self.rng)
             if self.recompute == "layers" and self.training and torch.is_grad_enabled():
                 x = checkpoint(step, x, tracker=self.rng or RNGTracker())
             else:
                 x = step(x)  # [b, s, h]
-        return x if self.final_norm is None else self.final_norm(x).to(self._output_weight().dtype)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Return this rank's logits [b, s, v/p] on the last stage, for x [b, s, h] (or [b, s/p, h])."""
+        if self.final_norm is None:
+            return x
+        x = self.final_norm(x).to(self._output_weight().dtype)  # [b, s, h]
         linear = gather_linear if self.region.sequence_parallel else column_linear
         return parallel_logits(
             x, self._output_weight(), linear=linear, async_grad_allreduce=self.async_grad_allreduce, group=self.group
@@ -91,21 +81,20 @@ class GPTStage(nn.Module):
             return None
         return self._output_weight() if self.is_last else self.embedding.weight  # type: ignore[union-attr]
 
-    def _embed(self, ids: Tensor, past: int) -> Tensor:
+    def _embed(self, ids: Tensor) -> Tensor:
         assert self.embedding is not None
         x = self.embedding(ids)  # [b, s, h]
         if self.positions is not None:
-            x = x + self.positions(self._places(past, ids))
+            x = x + self.positions(self._places(ids))
         if self.float32_residual:
             x = x.to(torch.promote_types(x.dtype, torch.float32))
         return dropout(x, self.config.dropout, self.training, sharded=self.region.sequence_parallel, rng=self.rng)
 
-    def _places(self, past: int, ids: Tensor) -> Tensor:
-        """Return the positions of this rank's tokens, [s] or [s/p], after `past` earlier ones."""
-        stop = past + ids.shape[1]
-        if stop > self.config.seq_length:
-            raise ValueError(f"{stop} tokens are more than seq_length={self.config.seq_length}")
-        places = torch.arange(past, stop, device=ids.device)
+    def _places(self, ids: Tensor) -> Tensor:
+        """Return the positions of this rank's tokens, [s] or [s/p]."""
+        if ids.shape[1] > self.config.seq_length:
+            raise ValueError(f"{ids.shape[1]} tokens are more than seq_length={self.config.seq_length}")
+        places = torch.arange(ids.shape[1], device=ids.device)
         return shard(places, 0, *rank_and_size(self.group)) if self.region.sequence_parallel else places
 
     def _output_weight(self) -> nn.Parameter:

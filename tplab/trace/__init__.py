@@ -4,14 +4,11 @@ rank_trace   record a rank's timeline, and how much of its communication was hid
 chrome       export timelines for Perfetto and chrome://tracing
 """
 
-from tplab.trace.chrome import chrome_trace, save_chrome_trace
-from tplab.trace.rank_trace import LANES, RankTrace, Span, trace_rank
+from tplab.trace.chrome import save_chrome_trace
+from tplab.trace.rank_trace import RankTrace, trace_rank
 
 __all__ = [
-    "LANES",
     "RankTrace",
-    "Span",
-    "chrome_trace",
     "save_chrome_trace",
     "trace_rank",
 ]

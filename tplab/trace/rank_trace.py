@@ -69,12 +69,12 @@ class RankTrace:
     @property
     def hidden(self) -> float:
         """Seconds during which a collective is in flight while the rank computes: |C ∩ W|."""
-        return _length(_common(_times(self.lane("communicate")), _times(self.lane("compute"))))
+        return self.seconds("communicate") - self.exposed
 
     @property
     def exposed(self) -> float:
         """Seconds during which a collective is in flight and the rank computes nothing: |C| - |C ∩ W|."""
-        return self.seconds("communicate") - self.hidden
+        return _length(self.waits)
 
     @property
     def waits(self) -> Times:
@@ -192,18 +192,10 @@ def _belongs_to_another(event: Any) -> bool:
 
 
 def _worker(event: Any) -> Any:
-    """Return the step that takes most of an operation's time, such as native_layer_norm for layer_norm.
-
-    For a matmul, that's always mm or bmm, even if the rank spent more time waiting for a core.
-    """
-    while event.cpu_children:
-        product = next((child for child in event.cpu_children if child.name in _PRODUCTS), None)
-        if product:
+    """Return the matmul that an operation consists of, such as addmm for linear, or the operation itself."""
+    for child in event.cpu_children:
+        if (product := _worker(child)).name in _PRODUCTS:
             return product
-        longest = max(event.cpu_children, key=lambda child: _end(child) - _start(child))
-        if not longest.name.startswith("aten::") or 2 * (_end(longest) - _start(longest)) < _end(event) - _start(event):
-            break
-        event = longest
     return event
 
 
@@ -251,11 +243,6 @@ def _times(spans: Iterable[Span]) -> Times:
         else:
             merged.append((start, end))
     return merged
-
-
-def _common(one: Times, other: Times) -> Times:
-    both = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
-    return [(start, end) for start, end in both if start < end]
 
 
 def _length(times: Times) -> float:

@@ -31,7 +31,7 @@ def clock(operations: Sequence[Operation[str]], *, kept: str = "") -> Frames:
     counts = [
         number
         for number, one in enumerate(operations, start=1)
-        if one.duration or any(wait.operation == one.name for wait in whole.waits())
+        if one.duration or any(wait.operation == one for wait in whole.waits())
     ]
     counts = [*counts[:-1], len(operations)]
     return Frames(len(counts), lambda place: _draw(operations[: counts[place]], whole, kept))

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemWriter
 
 from tests.reference import random
 from tplab import launch
 from tplab.capstone.checkpoints import folders as step_folders
 from tplab.capstone.checkpoints.writer import Checkpoints
-from tplab.checkpoint.files import TyingWriter
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.tensor.rng import seed_all
@@ -144,8 +144,8 @@ def kill_within(path):
 
 
 POINTS = {  # where a save of step 3 is killed: (what is replaced, by what, the newest checkpoint then)
-    "behind the files": (TyingWriter, "write_data", kill_behind(TyingWriter.write_data), 2),
-    "behind .metadata": (TyingWriter, "finish", kill_behind(TyingWriter.finish), 2),
+    "behind the files": (FileSystemWriter, "write_data", kill_behind(FileSystemWriter.write_data), 2),
+    "behind .metadata": (FileSystemWriter, "finish", kill_behind(FileSystemWriter.finish), 2),
     "before the rename": (step_folders.StepFolders, "publish", kill_myself, 2),
     "before deleting": (step_folders.StepFolders, "delete_old", kill_myself, 3),
     "while deleting": (step_folders.shutil, "rmtree", kill_within, 3),

@@ -43,21 +43,21 @@ TWO: dict[str, dict[str, Any]] = {
     "tp, sequence": {"tp": 2, "micro_batch_size": 4, "recompute": "attention", **SP},
     "dp": {"dp": 2, "micro_batch_size": 2, "async_grad_allreduce": False, **LAYERS},
     "llama, tp": {"tp": 2, **LLAMA, **WRITES},
-    "stages": {"pp": 2, "micro_batch_size": 2, **WRITES},
+    "stages": {"pp": 2, "micro_batch_size": 2},
     "uneven stages, one micro-batch": {"pp": 2, "num_layers": 3, "async_grad_allreduce": False},
     **{f"zero {stage}": {"dp": 2, "zero": stage, "micro_batch_size": 2} for stage in (1, 2, 3)},
     "llama, zero 3": {"dp": 2, "zero": 3, "micro_batch_size": 4, **LLAMA, **LAYERS, **WRITES},
 }
 FOUR: dict[str, dict[str, Any]] = {
     "tp, stages": {"tp": 2, "pp": 2, "micro_batch_size": 4, **LAYERS},
-    "llama, tp, stages, sequence": {"tp": 2, "pp": 2, "micro_batch_size": 2, **LLAMA, **SP, **WRITES},
+    "llama, tp, stages, sequence": {"tp": 2, "pp": 2, "micro_batch_size": 2, **LLAMA, **SP},
     "four stages": {"pp": 4, "num_layers": 5, "micro_batch_size": 1, **LAYERS},
     **{
-        f"stages, zero {stage}": {"pp": 2, "dp": 2, "zero": stage, "micro_batch_size": 2, "num_layers": 3, **WRITES}
+        f"stages, zero {stage}": {"pp": 2, "dp": 2, "zero": stage, "micro_batch_size": 2, "num_layers": 3}
         for stage in (1, 2, 3)
     },
     **{
-        f"tp, zero {stage}, sequence": {"tp": 2, "dp": 2, "zero": stage, "micro_batch_size": 2, **SP}
+        f"tp, zero {stage}, sequence": {"tp": 2, "dp": 2, "zero": stage, "micro_batch_size": 2, **SP, **WRITES}
         for stage in (1, 2, 3)
     },
 }
@@ -134,7 +134,7 @@ def test_losses_and_norms_are_those_of_plain_pytorch(ranks: int, text: Path, exp
         assert 0.5 * losses[-1] < held_out < 2 * losses[-1], name
         texts.setdefault(kind, set()).update(row["text"] for row in steps_of(rows, "sample"))
     assert all(len(of_kind) <= 1 for of_kind in texts.values()), "every grid writes the same text"
-    assert any(texts.values())
+    assert any(texts.values()) == any(run.pp == 1 and run.sample_tokens for run in runs_on(text, ranks).values())
 
 
 def test_only_tensor_parallel_groups_share_memory(results):

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
@@ -29,8 +28,7 @@ from tplab.cluster.training_step import TrainingStep
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
-from tplab.pipeline.generation import PipelinedGPT
-from tplab.pipeline.stages import GPTStage, gpt_stages
+from tplab.pipeline.stages import gpt_stages
 from tplab.sequence.gpt import SequenceParallelGPT
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.linear import Device
@@ -96,11 +94,8 @@ def training_step(
     return TrainingStep(model, optimizer_class, mesh=mesh, norm=hooks_of(model).norm, **options)
 
 
-def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
-    """Return a model for `tplab.gpt.generation.generate`. Don't store it, because its weights may be a copy.
-
-    pp    the group of the pipeline's ranks, if the model is a pipeline stage. The result is then a `PipelinedGPT`
-    """
+def for_generation(model: nn.Module) -> ParallelGPT:
+    """Return a model for `tplab.gpt.generation.generate`. Don't store it, because its weights may be a copy."""
     if isinstance(model, ParallelGPT) and not model.region.sequence_parallel:
         return model
     way, own = hooks_of(model), dict(model.named_parameters())
@@ -110,18 +105,11 @@ def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
         whole = whole.to_empty(device=first.device)
         load_full_state_dict(whole, model.state_dict())
         return whole.eval()
-    writer: ParallelGPT | GPTStage = whole
-    if isinstance(model, GPTStage):
-        numbers = [int(number) for number in model.layers]
-        writer = GPTStage(whole, numbers[0], numbers[-1] + 1)
     for name, parameter in own.items():
         path, _, last = name.rpartition(".")
         shared = nn.Parameter(parameter.detach(), requires_grad=False)
-        writer.get_submodule(path).register_parameter(last, shared)
-    if isinstance(writer, ParallelGPT):
-        return writer.eval()
-    assert pp is not None, "the stages generate text together, so they need their group"
-    return PipelinedGPT(writer, pp).eval()
+        whole.get_submodule(path).register_parameter(last, shared)
+    return whole.eval()
 
 
 def hooks_of(model: nn.Module) -> TrainingHooks:

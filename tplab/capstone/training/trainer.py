@@ -17,7 +17,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.optim import AdamW
 
 from tplab.capstone.data.batches import Batches
@@ -99,12 +98,9 @@ class Trainer:
 
     def sample(self, tokens: TokenFiles, number: int) -> str:
         """Return the prompt and `sample_tokens` random tokens, which `number` determines (see `write`)."""
-        settings, pp = self.settings, self.ranks.group("pp")
+        settings, seed = self.settings, self.settings.seed + number
         with unsharded(self.training.optimizer):
-            return write(
-                self.model, settings, tokens, settings.prompt, settings.sample_tokens, pp=pp,
-                seed=settings.seed + number,
-            )  # fmt: skip
+            return write(self.model, settings, tokens, settings.prompt, settings.sample_tokens, seed=seed)
 
     def _forward(self, k: int, ids: Tensor, targets: Tensor) -> Tensor:
         rng = self._dropout(k)
@@ -141,18 +137,17 @@ class Trainer:
 
 def write(
     model: nn.Module, settings: Settings, tokens: TokenFiles, prompt: str, count: int, *,
-    pp: ProcessGroup | None = None, temperature: float = TEMPERATURE, seed: int = 0,
+    temperature: float = TEMPERATURE, seed: int = 0,
 ) -> str:  # fmt: skip
     """Return the prompt and `count` random tokens, or fewer if the model ends the text earlier. All ranks call this.
 
-    pp      the group of the pipeline's ranks, if the model is a pipeline stage
     seed    the same seed gives the same text
 
-    An empty prompt means the beginning of a text, which is where the text before it has ended. Of a prompt longer than
-    seq_length, the model reads only the end. Once the text fills all positions, the model continues from the second
-    half of what it has read, with a new cache.
+    The model can't be a pipeline stage. An empty prompt means the beginning of a text, which is where the text before
+    it has ended. Of a prompt longer than seq_length, the model reads only the end. Once the text fills all positions,
+    the model continues from the second half of what it has read, with a new cache.
     """
-    writer, length, left = for_generation(model, pp), settings.seq_length, count
+    writer, length, left = for_generation(model), settings.seq_length, count
     generator = torch.Generator(device()).manual_seed(seed)
     ids = tokens.tokenizer.encode(prompt).ids
     read = (ids or [END])[-length:]
