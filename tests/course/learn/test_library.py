@@ -122,25 +122,6 @@ def test_an_answer_waits_for_those_of_its_chapter_that_it_uses(tmp_path):
     assert library.waiting(course, library.modules(course)) == []
 
 
-def test_an_edited_file_of_a_library_from_before_the_operators_had_their_name_is_kept_and_makes_room(tmp_path):
-    course = empty_course(tmp_path / "my_course")
-    pass_all(course, ["3.2", "3.3"])
-    answers, before = (course.folder / library.PACKAGE / name for name in ("operators.py", "mappings.py"))
-    text = answers.read_text()
-    answers.rename(before)
-    hashes = course.memory / library.HASHES
-    hashes.write_text(hashes.read_text().replace("operators.py", "mappings.py"))
-    before.write_text(text + "mine = 1\n")
-    assert library.edited(course) == ["mappings.py"]
-    pass_all(course, ["3.2", "3.3"])
-    assert not before.exists()
-    assert answers.read_text() == text
-    assert [copy.read_text() for copy in (course.folder / "kept").iterdir()] == [text + "mine = 1\n"]
-    before.write_text("a file of the learner's own")
-    pass_all(course, ["4.1"])
-    assert before.read_text() == "a file of the learner's own"
-
-
 @pytest.fixture
 def tiny_course(root) -> Course:
     course = Course(root, root / "my_course")
