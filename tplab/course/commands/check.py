@@ -81,7 +81,7 @@ def _current(course: Course) -> int:
     begun = [one for one in chapters if one.begun]
     if begun:
         return max(begun, key=lambda one: one.path.stat().st_mtime).number
-    return next((one.number for one in chapters if one.minutes_left), chapters[0].number)
+    return next((one.number for one in chapters if one.following), chapters[0].number)
 
 
 def _number_or_all(text: str) -> int | str:
