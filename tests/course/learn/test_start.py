@@ -52,7 +52,9 @@ def test_it_copies_the_chapters_and_a_second_start_brings_back_only_what_is_miss
     monkeypatch.chdir(root)
     assert cli.main(["start"]) == 0
     assert (course.folder / NAME).read_bytes() == (root / "chapters" / NAME).read_bytes()
-    assert "New in your folder: 1 chapter. Your course is in my_course." in " ".join(capsys.readouterr().out.split())
+    assert "New in your folder: 1 notebook. To open your course: cd my_course && tplab lab" in " ".join(
+        capsys.readouterr().out.split()
+    )
     mine = answer(course.folder / NAME)
     assert start.start(course) == start.Report()
     assert (course.folder / NAME).read_bytes() == mine

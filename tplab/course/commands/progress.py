@@ -1,9 +1,6 @@
 """`tplab progress`: list every chapter's exercises as passed, failed or to do, from the learner's notebooks.
 
-    tplab progress            every chapter, with the exercises of the chapters that you are in
-    tplab progress 4          the exercises of one chapter
-
-In a notebook, call `progress()` from `tplab.course` to see the same as a page.
+It unfolds the chapters that you are in. In a notebook, call `progress()` from `tplab.course` to see the same as a page.
 """
 
 import argparse
@@ -16,14 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from tplab.course.commands.exercise_status import ChapterStanding, Standing, standings
-from tplab.course.feedback.verdict import RED, table
+from tplab.course.feedback.verdict import BLUE, RED, box, heading, table
 from tplab.course.grade.terminal import LOOK
 from tplab.course.learn.course_files import add_root, course_of, find_course
-from tplab.course.notebooks.numbering import argument, chapter_argument
-
-_STYLE = (
-    "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit); max-width: 62em;"
-)
+from tplab.course.notebooks.numbering import argument
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -32,16 +25,12 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="what you have done, and what is to do",
         description="Every exercise: passed, failed or to do, as `tplab check` found or your notebooks show.",
     )
-    parser.add_argument(
-        "chapters", nargs="*", type=chapter_argument, metavar="N", help="chapter numbers; without one, every chapter"
-    )
     add_root(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    chapters = standings(course_of(options), options.chapters)
-    console.print(as_text(chapters, unfolded=bool(options.chapters)))
+    console.print(as_text(standings(course_of(options))))
     return 0
 
 
@@ -64,14 +53,14 @@ def is_unfolded(chapter: ChapterStanding, chapters: list[ChapterStanding]) -> bo
     return chapter.begun or chapter is following or bool(chapter.problem)
 
 
-def as_text(chapters: list[ChapterStanding], unfolded: bool = False) -> Text:
-    """Return the progress as colored text, with the exercises of all chapters if `unfolded` (see `is_unfolded`)."""
+def as_text(chapters: list[ChapterStanding]) -> Text:
+    """Return the progress as colored text."""
     lines = [Text(summary(chapters), style="bold")]
     for chapter in chapters:
         lines.append(Text(chapter_summary(chapter), style="bold"))
         if chapter.problem:
             lines.append(Text(f"   {chapter.problem}", style="red"))
-        for one in chapter.exercises if unfolded or is_unfolded(chapter, chapters) else ():
+        for one in chapter.exercises if is_unfolded(chapter, chapters) else ():
             mark, color = LOOK[one.status]
             lines.append(Text.assemble("   ", (mark, color), f" {one.number} {one.title}: ", (_told(one), color)))
     return Text("\n").join(lines)
@@ -88,9 +77,8 @@ class ProgressPage:
 
     def _repr_html_(self) -> str:
         following = next((one for one in self.chapters if one.following and not one.problem), None)
-        button = f" {self._link(following, f'Open {following.title} →')}" if following else ""
-        told = f"<p><b>{escape(summary(self.chapters))}{button}</b></p>"
-        return f'<div style="{_STYLE}">{told}{"".join(map(self._chapter, self.chapters))}</div>'
+        button = self._link(following, f"Open {following.title} →") if following else ""
+        return box(BLUE, heading(summary(self.chapters)), button, *map(self._chapter, self.chapters))
 
     def _link(self, chapter: ChapterStanding, text: str) -> str:
         path = os.path.relpath(chapter.path, self.folder).replace(os.sep, "/")

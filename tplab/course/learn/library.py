@@ -19,15 +19,8 @@ from tplab.common.files import locked, replace
 from tplab.course.grade.answers import merge
 from tplab.course.learn.course_files import Course
 from tplab.course.learn.given_code import PACKAGE, TEMPLATES
-from tplab.course.learn.my_tp import (
-    Module,
-    chapters_of,
-    files,
-    is_enough_to_train,
-    module_name,
-    modules_of,
-)
-from tplab.course.learn.passages import NotPlain, Passage, extract_from
+from tplab.course.learn.my_tp import Module, chapters_of, files, is_enough_to_train, module_name, modules_of
+from tplab.course.learn.passages import Passage, extract_from
 from tplab.course.learn.pristine import keep
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.numbering import chapter_of, place
@@ -66,12 +59,8 @@ def add_passed(
     for number in exercises:
         try:
             passages[number] = extract_from(merged, number)
-        except NotPlain as error:
-            refused.append(str(error))
         except SyntaxError as error:
-            refused.append(
-                f"Your answer to {number} can't go into your library, because it isn't valid Python: {error}."
-            )
+            refused.append(f"Your answer to {number} can't go into your library: {error}")
     return add(course, passages), refused
 
 

@@ -27,27 +27,19 @@ Asked = dict[str, dict[str, str]]  # exercise -> {name that it asks for: that na
 
 
 @dataclass
-class Move:
-    """The new cell of an exercise, with the learner's cells filled in, and the numbers that these had before."""
-
-    source: str
-    was: list[str]
-
-
-@dataclass
 class Moves:
     """The answers that an update has to move.
 
     changed:  exercises whose number now belongs to a different task
     anew:     these, and exercises whose functions have different arguments now, which have to be checked again
-    filled:   exercise of the new version -> what it gets
+    filled:   exercise of the new version -> its cell with the learner's cells filled in, and their old numbers
     carried:  the sources of the learner's cells whose whole text is in `filled`, or none if a notebook that may have
               to receive them can't be read
     """
 
     changed: set[str]
     anew: set[str]
-    filled: dict[str, Move]
+    filled: dict[str, tuple[str, list[str]]]
     carried: set[str]
 
     def go_to(self, blank: dict) -> bool:
@@ -93,7 +85,7 @@ def plan(pages: Iterable[ChapterFiles], blanks: Iterable[dict]) -> Moves:
             sources = list(dict.fromkeys(source for _, _, source in sorted(moved, key=lambda one: place(one[1]))))
             found.carried |= set() if unreadable else {*sources}
             text = _filled(stubs[number], {name for name, _, _ in moved}, list(map(renamed, sources)))
-            found.filled[number] = Move(text, was)
+            found.filled[number] = text, was
     return found
 
 
@@ -104,19 +96,11 @@ def fill_in(notebook: dict, blank: dict, moves: Moves, file: str) -> list[str]:
     file:  the notebook's name
     """
     stubs = _exercises(parse_cells(blank))
-    filled = {
-        number: move.was
-        for number, move in moves.filled.items()
-        if number in stubs and put_answer(notebook, number, move.source, stubs[number])
-    }
-    return [_where_it_is(was, number, file) for number, was in filled.items()]
-
-
-def _where_it_is(was: list[str], number: str, file: str) -> str:
-    if was == [number]:
-        return f"Exercise {number} in {file} has changed. Your answer is in its new version."
-    answer, verb = ("answer", "is") if len(was) == 1 else ("answers", "are")
-    return f"Your {answer} to {' and '.join(was)} {verb} now in exercise {number} in {file}."
+    told = []
+    for number, (source, was) in moves.filled.items():
+        if number in stubs and put_answer(notebook, number, source, stubs[number]):
+            told.append(f"Exercise {number} in {file} has what you wrote in {' and '.join(was)} now.")
+    return told
 
 
 def renamed(source: str) -> str:

@@ -200,13 +200,7 @@ def put_answer(notebook: dict, number: str, answer: str, stub: str) -> bool:
     if blank is not None:
         notebook["cells"][blank]["source"] = answer
     elif places and all(cell.source != answer for cell in cells):
-        own: dict[str, Any] = {
-            "cell_type": "code",
-            "metadata": {},
-            "source": answer,
-            "outputs": [],
-            "execution_count": None,
-        }
+        own: dict = {"cell_type": "code", "metadata": {}, "source": answer, "outputs": [], "execution_count": None}
         notebook["cells"].insert(places[0], own)
         if notebook.get("nbformat_minor", 0) >= 5:
             _give_ids(notebook["cells"])
