@@ -120,8 +120,14 @@ def _sort(
     """Return, by the id of each new cell, the learner's version of it and the learner's own cells that follow it."""
     kinds = {cell.id: cell.kind for cell in after}
     present = {cell.id for cell in cells}
-    lost = {(cell.kind, _plain(cell)): cell.id for cell in before.values() if cell.id not in present}
-    ids = [cell.id if cell.id in before else lost.pop((cell.kind, _plain(cell)), cell.id) for cell in cells]
+    lost: dict[tuple[str, str], list[str]] = {}  # kind and text -> the ids of such cells that are no longer there
+    for cell in before.values():
+        if cell.id not in present:
+            lost.setdefault((cell.kind, _plain(cell)), []).append(cell.id)
+    ids = []
+    for cell in cells:
+        same = lost.get((cell.kind, _plain(cell))) if cell.id not in before else None
+        ids.append(same.pop(0) if same else cell.id)
     found = zip(ids, find_cells(after, cells), strict=True)
     owners = [owner or (id if id in kinds and id in before else "") for id, owner in found]
     versions: dict[str, Cell] = {}
