@@ -5,7 +5,6 @@ learner's folder, and every file is replaced atomically. Running it again contin
 """
 
 import json
-import time
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -60,8 +59,7 @@ def start(course: Course) -> Report:
     with locked(course.memory / "start.lock"):
         marker = course.memory / MARKER
         if not marker.exists():
-            now = {"tplab": tplab.__version__, "started": time.strftime("%Y-%m-%d %H:%M")}
-            replace(marker, json.dumps(now).encode())
+            replace(marker, json.dumps({"tplab": tplab.__version__}).encode())
         shared = course.material / "chapters"
         separate = course.material != SHIPPED and shared.resolve() != course.folder.resolve()
         _rename_pages(course, report)
