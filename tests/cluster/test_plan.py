@@ -1,6 +1,5 @@
 """Layouts for a cluster: `tplab.cluster.plan` and the command `tplab plan`. All arithmetic."""
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -187,6 +186,8 @@ def test_a_known_model_a_batch_a_sequence_and_a_sharded_optimizer_are_taken(caps
         ("--params 70e9 --gpus 8 --gpu b100", 2, "no machine is called 'b100'; known: V100 DGX-2H"),
         ("--params 7e9 --gpus 0 --gpu h100", 2, "gpus=0"),
         ("--gpus 8 --gpu h100", 2, "--params --model"),
+        ("--params apples --gpus 8 --gpu h100", 2, "--params: invalid parameters value: 'apples'"),
+        ("--params nan --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
     ],
 )
 def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
@@ -200,8 +201,5 @@ def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
 
 
 def test_parameters_are_written_as_people_write_them():
-    texts = {"70e9": 70e9, "70B": 70e9, "1.5b": 1.5e9, "350M": 350e6, "1t": 1e12}
+    texts = {"70e9": 70e9, "70B": 70e9, "1.5b": 1.5e9, "350M": 350e6}
     assert {text: parameters(text) for text in texts} == texts
-    for text in ("b", "70 apples", "nan"):
-        with pytest.raises(argparse.ArgumentTypeError, match="isn't a number"):
-            parameters(text)

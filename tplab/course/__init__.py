@@ -49,5 +49,5 @@ def __getattr__(name: str) -> Any:
         # Every chapter's first cell imports `check`. From then on, answers that pass go into the learner's library.
         from tplab.course.learn import from_page
 
-        from_page.watch(home.in_library)
+        from_page.watch()
     return getattr(home, name)

@@ -42,7 +42,6 @@ MISUSES = {
     "grade class --out other": "--out",
     "grade class --out class/a.ipynb": "--out",
     "lab 17": "no chapter 17",  # makes the learner's folder before it looks for the chapter
-    "lab --port 8899": "--port=8899",
 }
 
 

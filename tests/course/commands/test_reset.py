@@ -8,7 +8,6 @@ import pytest
 
 from tests.course import tiny
 from tplab.course.commands import cli, reset
-from tplab.course.commands import confirm as asking
 
 ANSWER = "return 2 * x  # mine"
 
@@ -54,7 +53,7 @@ def test_chapter_comes_back_and_the_notebook_is_kept_by_date(root, path, first, 
     assert path.read_bytes() == first
     assert kept(root) == [before]
     name = next((root / "chapters" / "kept").iterdir()).name
-    assert time.strptime(name, "90_tiny-%Y-%m-%d-%H%M%S.ipynb")
+    assert time.strptime(name.rpartition("-")[0], "90_tiny-%Y-%m-%d-%H%M%S")
     assert f"kept/{name}" in capsys.readouterr().out
 
 
@@ -78,7 +77,6 @@ def test_an_unreadable_or_missing_chapter_comes_back(root, path, first, capsys):
     path.unlink()
     assert run(root, "90", "--yes") == 0
     assert path.read_bytes() == first
-    assert run(root, "90", "--yes") == 0, "there is nothing to reset"
     assert len(kept(root)) == 1
 
 
@@ -88,7 +86,7 @@ def test_it_keeps_what_is_saved_while_it_asks(root, path, first, learner, monkey
         learner.save(path)
         return "y"
 
-    monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(reset.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", answer_late)
     assert run(root, "90") == 0
     assert path.read_bytes() == first
@@ -171,7 +169,7 @@ def test_exercise_comes_back_whatever_became_of_its_cells(spoil, root, path, fir
 
 def test_without_anyone_to_ask_nothing_is_reset(root, learner, path, monkeypatch, capsys):
     before = path.read_bytes()
-    monkeypatch.setattr(asking.sys.stdin, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(reset.sys.stdin, "isatty", lambda: False, raising=False)
     assert run(root, "90") == 2
     assert "add --yes" in " ".join(capsys.readouterr().err.split())
     assert path.read_bytes() == before

@@ -27,7 +27,6 @@ print(shard(torch.ones(4), 0, 0, 2))"""
 IN_IPYTHON = "\nfiles = !ls\n%time x = unshard([torch.ones(2)], 0)\nlen?"
 CHECK = 'check("2.1", shard, unshard)'
 MODULE = "my_tp/splitting.py"
-TOLD = f"add this answer to your library, in {MODULE}."
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,6 @@ def test_a_pass_puts_the_answer_with_its_helpers_into_the_library(course, book):
     assert text_of(course) == ""
     shown = html(book.run(CHECK))
     assert "✓ Exercise 2.1 passed" in shown
-    assert TOLD in shown
     text = text_of(course)
     assert "# my own words" in text
     assert "# Cuts one way\ndef pieces" in text
@@ -86,7 +84,7 @@ def test_better_code_replaces_it_wherever_a_cell_has_gone_and_a_failed_check_doe
     assert text_of(course) == before
     book.run(f"os.chdir({str(tmp_path)!r})")
     book.run(ANSWER.replace("my own words", "better"))
-    assert TOLD in html(book.run(CHECK))
+    assert "✓ Exercise 2.1 passed" in html(book.run(CHECK))
     assert "# better" in text_of(course)
     book.run(f"os.chdir({str(course.folder)!r})")
 
@@ -103,12 +101,11 @@ def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
     assert "tplab check --exercise 3.2" in book.run('check("3.2", CopyToRegion)').text
 
 
-def test_a_file_in_the_librarys_place_is_named_and_nothing_is_claimed(course, book):
+def test_a_file_in_the_librarys_place_is_named(course, book):
     (course.folder / "my_tp").rename(course.folder / "moved")
     (course.folder / "my_tp").write_text("mine")
     book.run(HELPER)
     book.run(ANSWER)
     shown = html(book.run(CHECK))
     assert "Your library could not be written: File exists" in shown
-    assert "your library, in" not in shown
     assert (course.folder / "my_tp").read_text() == "mine"

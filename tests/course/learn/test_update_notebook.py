@@ -82,6 +82,7 @@ def test_answers_predictions_and_own_cells_stay_where_they_were(old, new):
     assert merged.place("mine-2") > merged.place("check-90-3")
     assert changes.kept == ["90.1", "90.3"]
     assert changes.new_task == ["90.3"], "its given lines changed"
+    assert str(changes).startswith("up to date. Answers kept: 90.1 and 90.3. The given lines of 90.3 changed")
     assert 'print("a given cell, changed")' in sources(merged)
     assert not {'print("a given cell")', "double_2(4)"} & set(sources(merged))
     assert merged.cell("exercise-90-4")
@@ -104,10 +105,21 @@ def test_a_given_cell_that_only_the_learner_changed_stays_as_they_left_it(old, n
         assert merged.cell(id) == tiny.Learner(new).cell(id), "only a given cell stays deleted"
 
 
-def test_a_given_cell_that_both_changed_is_followed_by_the_learners(old, new):
+def test_a_given_cell_that_both_changed_is_there_in_both_versions(old, new):
     mine = tiny.Learner(old)
     find(mine, "a given cell")["source"] = 'print("a given cell")\nx = 3  # mine'
+    merged, _ = updated(old, mine, new)
+    theirs = find(merged, "x = 3  # mine")
+    assert theirs["metadata"] == {"tags": ["raises-exception"]}, "it may fail, and what is below it runs all the same"
+    assert abs(merged.cells.index(theirs) - sources(merged).index('print("a given cell, changed")')) == 1
+
+
+def test_an_edited_check_is_followed_by_the_learners(old, new):
+    mine = tiny.Learner(old)
+    mine.cell("check-90-1")["source"] += "  # mine"
     merged, changes = updated(old, mine, new)
-    at = sources(merged).index('print("a given cell, changed")')
-    assert sources(merged)[at + 1] == 'print("a given cell")\nx = 3  # mine'
-    assert len(changes.beside) == 1
+    place = merged.place("check-90-1")
+    assert merged.cells[place] == tiny.Learner(new).cell("check-90-1")
+    assert "# mine" in merged.cells[place + 1]["source"]
+    assert changes.beside == ["check-90-1"]
+    assert "your version below: 1." in str(changes)

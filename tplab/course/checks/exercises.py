@@ -9,7 +9,7 @@ single process. It compares every observation on every rank before it reports an
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ class Stopped(Interrupted):
     """
 
 
-in_library: list[Callable[[str], str]] = []  # each function says where an exercise's answer is stored, or returns ""
 _passed: dict[str, tuple[tuple[Any, ...], bool]] = {}  # exercise -> the answers last checked, and whether they passed
 
 
@@ -97,7 +96,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> CheckPassed:
 
 
 def _after(number: str) -> tuple[str, ...]:
-    """For an exercise whose check passed, return sentences that say where the answer is stored and what comes next."""
+    """For an exercise whose check passed, return a sentence that says what comes next."""
     chapter, place = numbering.place(number)
     following = EXERCISES.get(f"{prefix(chapter)}.{place + 1}")
     comes = f"Next: exercise {following.number}, {following.title}".rstrip("?!") + "." if following else ""
@@ -106,7 +105,7 @@ def _after(number: str) -> tuple[str, ...]:
         f"That was the last exercise of {whole}. To check all its exercises again, run `tplab check "
         f"{argument(chapter)}` in a terminal."
     )
-    return tuple(text for text in (*(tell(number) for tell in in_library), comes or last) if text)
+    return (comes or last,)
 
 
 def try_answers(number: str, answers: tuple[Any, ...], seed: int | None, trials: Sequence[Trial] = ()) -> Ledger:

@@ -22,5 +22,4 @@ doctor            tplab doctor
 plan              tplab plan
 exercise_status   each exercise's status
 state             the verdicts of `tplab check`, and the code that they apply to
-confirm           ask the learner to confirm an action that they may regret
 """

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tplab.course.commands import state
 from tplab.course.commands.exercise_status import find_exercise, standings
-from tplab.course.grade.check_notebook import Verdict, check_notebook, exercises_of
+from tplab.course.grade.check_notebook import Verdict, check_notebook
 from tplab.course.grade.run import Limits
 from tplab.course.grade.terminal import show_heading, show_note, show_summary, show_verdict
 from tplab.course.learn import library
@@ -81,7 +81,7 @@ def _current(course: Course) -> int:
     begun = [one for one in chapters if one.begun]
     if begun:
         return max(begun, key=lambda one: one.path.stat().st_mtime).number
-    return next((one.number for one in chapters if one.minutes_left), chapters[0].number)
+    return next((one.number for one in chapters if one.following), chapters[0].number)
 
 
 def _number_or_all(text: str) -> int | str:
@@ -96,18 +96,15 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
     only = [options.exercise] if options.exercise else None
     stream = check_notebook(reference, learner, path.parent, exercises=only, limits=Limits(cell=options.timeout))
     show_heading(console, files.stem, files.title(reference), path)
-    waiting = only or list(exercises_of(reference))
     verdicts: list[Verdict] = []
     notes: list[str] = []
-    with console.status(_doing(waiting)) as status:
+    with console.status("checking"):
         for said in stream:
             if isinstance(said, str):
                 notes.append(said)
                 continue
             show_verdict(console, said)
             verdicts.append(said)
-            waiting.remove(said.number)
-            status.update(_doing(waiting))
     if path.resolve() == files.learner.resolve():
         notes += state.record(files.course.memory, verdicts, state.fingerprints(reference, learner, path.parent))
         notes += _into_the_library(files, reference, learner, verdicts)
@@ -132,7 +129,3 @@ def _into_the_library(
     if new:
         notes.append(f"Your library has your code for {', '.join(new)} now: {path}. To see all of it: tplab mine")
     return notes
-
-
-def _doing(waiting: list[str]) -> str:
-    return f"checking {waiting[0]}" if waiting else "finishing"

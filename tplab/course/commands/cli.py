@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         return _refused(str(error))
     except OSError as error:  # such as a full disk, or a folder without write permission
         return _refused(f"This can't be read or written: {error.strerror or error} ({error.filename}).")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EOFError):  # Ctrl-C, or Ctrl-D in place of an answer
         console.print("stopped")
         return 130
 

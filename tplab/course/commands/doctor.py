@@ -1,8 +1,7 @@
 """`tplab doctor`: will the course run here, and if not, what fixes it?
 
-FAULTS and REMARKS list what can be wrong, with the command that fixes it. `look` collects the facts they refer to.
-PyTorch runs in a separate process, because an import that crashes must not end the doctor. The exit code is 0 if
-nothing is wrong, and 1 if something is.
+`look` yields a finding about each part of the machine. PyTorch runs in a separate process, because an import that
+crashes must not end the doctor. The exit code is 0 if nothing is wrong, and 1 if something is.
 """
 
 import argparse
@@ -10,16 +9,12 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
-import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import psutil
 from packaging.requirements import Requirement
@@ -29,91 +24,29 @@ from rich.table import Table
 from rich.text import Text
 
 from tplab.common import cores
-from tplab.course.learn.course_files import Course, add_root, course_or_material
-from tplab.course.learn.start import newer
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
 
 GB = 1e9
+MEMORY = 1.1  # GB; all cells of chapter 5, the heaviest one, peak at 0.9 GB with its 4 ranks
 PATIENCE = 120.0  # seconds; importing torch has taken more than ten on a busy machine
 INSTALL = "make lab (or, in your own environment: python -m pip install -c constraints.txt -e .)"
 CHOOSE = "PyTorch's own command for this machine: https://pytorch.org/get-started/locally/"
+CLOSE = "end other programs, and notebook kernels that you don't use (in JupyterLab: Kernel, Shut Down All Kernels)"
 RETRY = "close other programs and try again; if that doesn't help, open an issue with this output"
 
 
-class Fault(NamedTuple):
-    """Something that can be wrong.
+@dataclass(frozen=True)
+class Finding:
+    """What we found out about a part of the machine.
 
-    when: whether a machine has this fault, given its facts (see `look`)
-    text: what is wrong, in terms of the facts
-    fix:  the command that fixes it, or a sentence that says how to
+    fix:       the command that fixes it, or a sentence that says how to; "" if there is nothing to fix
+    is_fault:  whether it keeps chapters from running; if not, it's worth knowing, but every chapter runs
     """
 
-    what: str
-    when: Callable[[SimpleNamespace], object]
+    part: str
     text: str
-    fix: str
-
-
-FINE = {
-    "Python": "{python}, {executable}",
-    "PyTorch": "{torch}",
-    "GPUs": "{gpus}. Without any, every chapter runs on the CPU. GPU.md says when they're used",
-    "notebooks": "their kernel uses this Python",
-    "cores": "{cores} for this process. With a single core, ranks take turns, so everything takes longer",
-    "memory": "{memory:.1f} GB free",
-    "shared memory": "{shared:.1f} GB in /dev/shm",
-    "disk": "{disk:.1f} GB free for {folder}",
-    "loopback": "127.0.0.1 answers",
-    "ranks": "an all-reduce works",
-    "chapters": "your copies are up to date",
-}
-FAULTS = (  # they keep chapters from running
-    Fault("PyTorch", lambda m: m.torch_error, "it can't be imported: {torch_error}", INSTALL),
-    Fault("PyTorch", lambda m: not m.fits, "this is {torch}, but the course needs {wanted}", INSTALL),
-    Fault("PyTorch", lambda m: not m.gloo, "{torch} was built without gloo, which connects ranks", INSTALL),
-    Fault(
-        "memory",
-        lambda m: m.memory < 1.1,  # all cells of chapter 5, the heaviest one, peak at 0.9 GB with its 4 ranks
-        "only {memory:.1f} GB are free, and a chapter with its ranks takes about 1 GB",
-        "end other programs, and notebook kernels that you don't use (in JupyterLab: Kernel, Shut Down All Kernels)",
-    ),
-    Fault(
-        "loopback",
-        lambda m: m.loopback,
-        "127.0.0.1 can't be reached: {loopback}",
-        "as root: ip link set lo up; and let no firewall block 127.0.0.1",
-    ),
-    Fault("ranks", lambda m: m.ranks, "ranks can't be run:\n{ranks}", RETRY),
-)
-REMARKS = (  # they're worth knowing, but every chapter runs
-    Fault("GPUs", lambda m: m.gpus and not m.nccl, "PyTorch lacks NCCL, so it can't use {gpus}", CHOOSE),
-    Fault(
-        "GPUs",
-        lambda m: m.unseen and m.visible is not None,
-        "PyTorch sees none of {unseen}, because CUDA_VISIBLE_DEVICES is '{visible}'",
-        "unset CUDA_VISIBLE_DEVICES",
-    ),
-    Fault("GPUs", lambda m: m.unseen, "PyTorch sees none of {unseen}: {complaint}", CHOOSE),
-    Fault(
-        "notebooks",
-        lambda m: m.kernel,
-        "outside `tplab lab`, notebooks use {kernel}",
-        "python -m ipykernel install --sys-prefix, or choose this Python as the notebook's kernel",
-    ),
-    Fault(
-        "shared memory",
-        lambda m: m.shared < 1.07,  # NCCL's guide recommends --shm-size=1g for containers
-        "/dev/shm holds only {shared:.2f} GB, which is too little for NCCL between GPUs",
-        "start the container with --shm-size=1g; elsewhere, as root: mount -o remount,size=1g /dev/shm",
-    ),
-    Fault(
-        "disk",
-        lambda m: m.disk < 1,
-        "{disk:.1f} GB free for {folder}: checkpoints of the capstone may not fit",
-        "free up 1 GB on that disk",
-    ),
-    Fault("chapters", lambda m: m.newer, "the course has a newer version of {newer}", "tplab update"),
-)
+    fix: str = ""
+    is_fault: bool = False
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -122,23 +55,20 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="will the course run here, and what mends it",
         description="Examine this machine: what is wrong, and the command that mends it.",
     )
-    add_root(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     with console.status("looking at this machine"):
-        machine = look(course_or_material(options))
-    faults, remarks = (first_of_each(table, machine) for table in (FAULTS, REMARKS))
+        findings = list(look())
     grid = Table.grid(padding=(0, 1))
-    for what, fine in FINE.items():
-        found = faults.get(what) or remarks.get(what)
-        mark, color = ("✗", "red") if what in faults else ("!", "yellow") if found else ("✓", "green")
-        text = (found.text if found else fine).format(**readable(machine))
-        grid.add_row(Text(mark, style=color), what, Text(text, style=color if found else ""))
-        if found:
-            grid.add_row("", "", Text(f"→ {found.fix.format(**readable(machine))}", style="bold"))
+    for one in findings:
+        mark, color = ("✗", "red") if one.is_fault else ("!", "yellow") if one.fix else ("✓", "green")
+        grid.add_row(Text(mark, style=color), one.part, Text(one.text, style=color if one.fix else ""))
+        if one.fix:
+            grid.add_row("", "", Text(f"→ {one.fix}", style="bold"))
     console.print(grid)
+    faults = [one.part for one in findings if one.is_fault]
     told = (
         f"{len(faults)} to mend: {', '.join(faults)}." if faults else "Nothing is wrong: every chapter will run here."
     )
@@ -146,29 +76,54 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return int(bool(faults))
 
 
-def first_of_each(table: tuple[Fault, ...], machine: SimpleNamespace) -> dict[str, Fault]:
-    """Return a machine's faults by what is wrong. If several have the same name, the first one in the table counts."""
-    return {fault.what: fault for fault in reversed(table) if fault.when(machine)}
+def look() -> Iterator[Finding]:
+    """Examine this machine."""
+    yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
+    several = f"{cores.cores()} for this process. With a single core, ranks take turns, so everything takes longer"
+    yield Finding("cores", several)
+    free = psutil.virtual_memory().available / GB
+    if free < MEMORY:
+        told = f"only {free:.1f} GB are free, and a chapter with its ranks takes about 1 GB"
+        yield Finding("memory", told, CLOSE, is_fault=True)
+    else:
+        yield Finding("memory", f"{free:.1f} GB free")
+    try:
+        torch = ask(_TORCH)
+    except RuntimeError as error:
+        yield Finding("PyTorch", f"it can't be imported: {error}", INSTALL, is_fault=True)
+        return
+    version, wanted = torch["version"], torch_versions()
+    if wanted.contains(version, prereleases=True):
+        yield Finding("PyTorch", version)
+    else:
+        yield Finding("PyTorch", f"this is {version}, but the course needs {wanted}", INSTALL, is_fault=True)
+    gpus = torch["gpus"]
+    if unseen := [] if gpus else gpus_on_machine():
+        yield Finding("GPUs", f"PyTorch sees none of {', '.join(unseen)}: {torch['complaint']}", CHOOSE)
+    else:
+        there = ", ".join(gpus) or "none"
+        yield Finding("GPUs", f"{there}. Without any, every chapter runs on the CPU. GPU.md says when they're used")
+    try:
+        broken = ask(f"LAUNCHES = {[(2, 'auto'), *[(min(2, len(gpus)), 'nccl')] * bool(gpus)]}\n{_RANKS}")
+    except RuntimeError as error:
+        broken = str(error)
+    if broken:
+        yield Finding("ranks", f"ranks can't be run:\n{broken}", RETRY, is_fault=True)
+    else:
+        yield Finding("ranks", "an all-reduce works")
 
-
-def readable(machine: SimpleNamespace) -> dict[str, object]:
-    """Return the facts as they appear in texts."""
-    return vars(machine) | {name: ", ".join(getattr(machine, name)) or "none" for name in ("gpus", "unseen")}
-
-
-# The functions below look at the real machine
 
 _TORCH = """
-import json, warnings, torch, torch.distributed as dist
+import json, os, warnings, torch
 with warnings.catch_warnings(record=True) as complaints:
     warnings.simplefilter("always")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 why = "it can't start CUDA" if torch.version.cuda else f"{torch.__version__} was built without CUDA"
-there = dist.is_available()
+if "CUDA_VISIBLE_DEVICES" in os.environ:
+    why += f" (CUDA_VISIBLE_DEVICES is '{os.environ['CUDA_VISIBLE_DEVICES']}', which may hide GPUs)"
 print(json.dumps({
-    "torch": torch.__version__, "gpus": [torch.cuda.get_device_name(number) for number in range(count)],
+    "version": torch.__version__, "gpus": [torch.cuda.get_device_name(number) for number in range(count)],
     "complaint": str(complaints[0].message).strip().split(chr(10))[0] if complaints else why,
-    "gloo": there and dist.is_gloo_available(), "nccl": there and dist.is_nccl_available(),
 }))
 """
 _RANKS = """
@@ -188,41 +143,6 @@ for number, backend in LAUNCHES:
         told = told or str(error)
 print(json.dumps(told))
 """
-
-
-def look(course: Course) -> SimpleNamespace:
-    """Collect the facts about this machine and the learner's folder. Sizes are in GB; an empty text means no fault."""
-    shared = Path("/dev/shm")
-    machine = SimpleNamespace(
-        python=platform.python_version(),
-        executable=sys.executable,
-        torch_error="",
-        wanted=torch_versions(),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        kernel=other_kernel(),
-        cores=cores.cores(),
-        memory=free_memory() / GB,
-        shared=shutil.disk_usage(shared).total / GB if shared.is_dir() else float("inf"),
-        disk=shutil.disk_usage(course.folder).free / GB,
-        folder=course.folder,
-        loopback=loopback_error(),
-        ranks="",
-        newer=", ".join(files.stem for files in newer(course)) if course.started else "",
-    )
-    try:
-        vars(machine).update(ask(_TORCH))
-    except RuntimeError as error:
-        vars(machine).update(torch="", gpus=[], complaint="", gloo=False, nccl=False, torch_error=str(error))
-        machine.ranks = "they need PyTorch"
-    machine.fits = machine.wanted.contains(machine.torch, prereleases=True) if machine.torch else False
-    machine.unseen = [] if machine.gpus or machine.torch_error else gpus_on_machine()
-    launches = [(2, "auto")] + [(min(2, len(machine.gpus)), "nccl")] * bool(machine.gpus and machine.nccl)
-    if not machine.torch_error:
-        try:
-            machine.ranks = ask(f"LAUNCHES = {launches}\n{_RANKS}")
-        except RuntimeError as error:
-            machine.ranks = str(error)
-    return machine
 
 
 def ask(code: str) -> Any:
@@ -257,36 +177,3 @@ def gpus_on_machine() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
-
-
-def other_kernel() -> str:
-    """Return the Python of Jupyter's default kernel, or "" if it's this one."""
-    try:
-        from jupyter_client.kernelspec import get_kernel_spec
-
-        program = get_kernel_spec("python3").argv[0]
-        ours = os.path.samefile(os.path.dirname(program) or ".", os.path.dirname(sys.executable))
-    except (ImportError, KeyError, OSError):  # the package, the kernel or its Python is missing
-        return ""
-    return "" if ours or not os.path.isabs(program) else program  # "python" is the one that starts the kernel
-
-
-def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the free bytes of the machine, or of the container if its limit leaves less."""
-    free = float(psutil.virtual_memory().available)
-    with suppress(OSError, ValueError):  # without a limit, the file is missing or says "max"
-        used = int((cgroup / "memory.current").read_text())
-        lines = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        used -= sum(int(value) for name, value in lines if name == "inactive_file")  # freed if it's needed
-        free = min(free, int((cgroup / "memory.max").read_text()) - used)
-    return free
-
-
-def loopback_error() -> str:
-    """Return why 127.0.0.1, over which ranks communicate, can't be reached, or ""."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-        return ""
-    except OSError as error:
-        return error.strerror or str(error)

@@ -21,11 +21,10 @@ AS_SHOWN = "as your notebook shows"
 
 @dataclass(frozen=True)
 class Standing:
-    """The status of one exercise. `minutes` is the chapter's estimate of how long the exercise takes."""
+    """The status of one exercise."""
 
     number: str
     title: str
-    minutes: int
     status: str  # "passed", "failed" or "to do"
     note: str = ""  # how we know
 
@@ -37,27 +36,20 @@ class ChapterStanding:
     path: Path
     exercises: tuple[Standing, ...]
     problem: str = ""  # why the notebook can't be read
-    stated: int = 0  # minutes for the whole chapter, according to its first page
 
     @property
     def passed(self) -> int:
         return sum(exercise.status == "passed" for exercise in self.exercises)
 
     @property
+    def following(self) -> Standing | None:
+        """The first exercise that doesn't pass, or None if all of them do."""
+        return next((exercise for exercise in self.exercises if exercise.status != "passed"), None)
+
+    @property
     def begun(self) -> bool:
         """Whether some of the exercises were tried, but not all of them pass."""
-        return self.minutes_left > 0 and any(one.status != "to do" or one.note for one in self.exercises)
-
-    @property
-    def minutes(self) -> int:
-        """How many minutes the chapter takes with its text, or its exercises alone if the chapter doesn't say."""
-        return self.stated or sum(exercise.minutes for exercise in self.exercises)
-
-    @property
-    def minutes_left(self) -> int:
-        """The share of `minutes` that belongs to exercises that don't pass yet."""
-        left = sum(exercise.minutes for exercise in self.exercises if exercise.status != "passed")
-        return round(self.minutes * left / max(1, sum(exercise.minutes for exercise in self.exercises)))
+        return self.following is not None and any(one.status != "to do" or one.note for one in self.exercises)
 
 
 def find_exercise(course: Course, number: str, command: str) -> tuple[ChapterFiles, list[Cell]]:
@@ -77,41 +69,29 @@ def find_exercise(course: Course, number: str, command: str) -> tuple[ChapterFil
 
 def next_exercise(course: Course) -> str:
     """Return the number of the first exercise that doesn't pass. Raises Misuse if all of them do."""
-    found = (one.number for chapter in standings(course) for one in chapter.exercises if one.status != "passed")
-    number = next(found, "")
-    if not number:
-        raise Misuse("You have passed every exercise. To see one of them again, add its number: 4.2")
-    return number
+    for one in standings(course):
+        if one.following:
+            return one.following.number
+    raise Misuse("You have passed every exercise. To see one of them again, add its number: 4.2")
 
 
-def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
-    """Return the status of every chapter, or of the chapters in `numbers`. This runs no cells."""
+def standings(course: Course) -> list[ChapterStanding]:
+    """Return the status of every chapter. This runs no cells."""
     entries = state.load(course.memory)
-    return [standing(chapter(course, number), entries) for number in numbers or all_chapters(course)]
+    return [standing(files, entries) for files in all_chapters(course).values()]
 
 
 def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:
     """Return the status of one chapter. Raises Unreadable if the course's solution notebook can't be read."""
     reference = read_notebook(files.reference)
-    minutes = {str(cell.marks["task"]): int(cell.marks.get("minutes", 0)) for cell in reference if "task" in cell.marks}
     titles, problem = exercises_of(reference), ""
     try:
         judged = _judge_all(reference, read_notebook(files.learner), files.learner.parent, entries)
     except Unreadable as error:
         judged = dict.fromkeys(titles, ("to do", ""))
         problem = f"{error} To begin anew: tplab reset {argument(files.number)} (it keeps a copy)"
-    exercises = tuple(
-        Standing(number, title, minutes.get(number, 0), *judged[number]) for number, title in titles.items()
-    )
-    title = files.title(reference)
-    return ChapterStanding(files.number, title, files.learner, exercises, problem, stated_minutes(reference))
-
-
-def stated_minutes(reference: list[Cell]) -> int:
-    """Return how many minutes a chapter takes without optional sections, as its first page says (0: it doesn't)."""
-    texts = (cell.source for cell in reference[:6] if cell.kind == "markdown")
-    found = next(filter(None, (re.search(r"About (\d+) minutes", text) for text in texts)), None)
-    return int(found[1]) if found else 0
+    exercises = tuple(Standing(number, title, *judged[number]) for number, title in titles.items())
+    return ChapterStanding(files.number, files.title(reference), files.learner, exercises, problem)
 
 
 def _judge_all(

@@ -9,18 +9,14 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
-from tplab.common.files import replace
-from tplab.course.commands.confirm import agreed
-from tplab.course.commands.start import of_this_folder, show
-from tplab.course.learn.course_files import ChapterFiles, Course, Misuse, add_root, all_chapters, chapter
-from tplab.course.learn.start import newer, pages, start, update
-from tplab.course.learn.update_notebook import as_text
-from tplab.course.notebooks.cells import Unreadable, load_notebook
+from tplab.course.commands.reset import agreed
+from tplab.course.commands.start import show
+from tplab.course.learn.course_files import OWN, ChapterFiles, Course, add_root, all_chapters, chapter, course_of
+from tplab.course.learn.start import newer, start, update
 from tplab.course.notebooks.numbering import INDEX, chapter_argument
 
 # Settings for JupyterLab: no news at the first start, long lines wrapped, and a style for pictures in dark themes
@@ -31,7 +27,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "lab",
         help="open the course in JupyterLab",
-        description="Open the course in JupyterLab, on this machine only. Other options go to JupyterLab.",
+        description="Open the course in JupyterLab, on this machine only. Other options go to JupyterLab. "
+        "Write them with =, like --port=8899.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -43,10 +40,11 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Replace this process with JupyterLab, so that JupyterLab receives its signals. Returns only if that fails."""
-    course = of_this_folder(options.root)
+    course = course_of(options)
+    if not course.started:
+        course = Course(course.material, course.material / OWN)
     show(console, start(course))
     offer_update(course, console)
-    name_the_language(course)
     page = first_page(course, options.chapter)
     console.print("JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints.")
     sys.stdout.flush()
@@ -70,28 +68,12 @@ def offer_update(course: Course, console: Console) -> None:
         show(console, update(course))
 
 
-def name_the_language(course: Course) -> None:
-    """Note the kernel's language in each notebook as JupyterLab does, so that opening one doesn't count as a change."""
-    from ipykernel.ipkernel import IPythonKernel  # slow to import
-
-    for page in pages(course):
-        with suppress(OSError, Unreadable):
-            notebook = load_notebook(page.learner)
-            metadata = notebook.setdefault("metadata", {})
-            if metadata.get("language_info") != IPythonKernel.language_info and page.learner != page.blank:
-                metadata["language_info"] = IPythonKernel.language_info
-                replace(page.learner, as_text(notebook).encode())
-
-
 def first_page(course: Course, number: int | None) -> str:
     """Return the path of the notebook to open, below the learner's folder. Raises Misuse for an unknown chapter."""
     if number is None:
         files = [ChapterFiles(course, INDEX), *all_chapters(course).values()]
         return next(page.learner.name for page in files if page.learner.exists())
-    try:
-        return chapter(course, number).learner.name
-    except Misuse as error:
-        raise Misuse(f"{error} An option of JupyterLab is written with =, like --port=8899.") from None
+    return chapter(course, number).learner.name
 
 
 def command(page: str, more: list[str]) -> list[str]:

@@ -5,18 +5,17 @@ In a notebook, `library(5)` shows the same, plus what your library can do since 
 
 import argparse
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from tplab.common.units import count
-from tplab.course.feedback.verdict import code_html, table
+from tplab.course.feedback.verdict import BLUE, box, heading, paragraph, table
 from tplab.course.learn.course_files import Course, add_root, course_of, own_course
 from tplab.course.learn.library import PACKAGE, SCRIPT, edited, modules, waiting
-from tplab.course.learn.my_tp import DEMOS, Module
-from tplab.course.notebooks.numbering import chapter_of, parse_chapter
+from tplab.course.learn.my_tp import FOR_THE_DEMO, Module
+from tplab.course.notebooks.numbering import parse_chapter
 
 EMPTY = (
     f"Your library is still empty. In JupyterLab, each exercise that passes puts your code into {PACKAGE}/. If you "
@@ -45,25 +44,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def demos(folder: str, since: int | None, written: set[str] | None = None) -> list[str]:
-    """Return a sentence about each program that the library in this folder can run since a chapter.
-
-    since:    the number of the chapter, or None for the programs of all chapters
-    written:  the exercises whose answers the library has, or None for all exercises
-    """
-    return [
-        f"In a terminal, in {folder}, `python -m {PACKAGE} {name}` {what}."
-        for name, (needed, what) in DEMOS.items()
-        if (written is None or written >= {*needed}) and since in (None, chapter_of(needed[0]))
-    ]
-
-
 def notes(course: Course, found: list[Module], since: int | None = None) -> list[str]:
     """Return sentences on what the library can do, and on modules that were edited.
 
     If `since` is the number of a chapter, they only mention the abilities that the library has since that chapter.
     """
-    told = demos(f"{course.folder.name}/", since, {exercise for module in found for exercise in module.answers})
+    there = {exercise for module in found for exercise in module.answers}
+    told = []
+    if there >= {*FOR_THE_DEMO} and since in (None, 13):
+        told.append(
+            f"In a terminal, in {course.folder.name}/, `python -m {PACKAGE} pipeline` trains a model in two stages, "
+            "and compares it with the full model."
+        )
     if (course.folder / SCRIPT).exists() and since in (None, 15):
         told.append(
             f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
@@ -91,11 +83,7 @@ class LibraryPage:
         return "\n".join([self.title, *rows, *self.notes])
 
     def _repr_html_(self) -> str:
-        shown = [row if any(row[-1] for row in self.rows) else row[:-1] for row in self.rows]
-        rows = table(shown, HEAD[: len(shown[0])]) if shown else ""
-        told = "".join(f'<div style="margin-top: 0.5em;">{code_html(note)}</div>' for note in self.notes)
-        font = "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"
-        return f'<div style="{font} max-width: 62em;"><b>{escape(self.title)}</b>{rows}{told}</div>'
+        return box(BLUE, heading(self.title), table(self.rows, HEAD) if self.rows else "", *map(paragraph, self.notes))
 
 
 def page(course: Course, since: int | None = None) -> LibraryPage:
@@ -118,5 +106,5 @@ def library(chapter: int | str | None = None) -> LibraryPage:
     since = parse_chapter(chapter) if isinstance(chapter, str) else chapter
     course = own_course(Path.cwd())
     if course is None:
-        return LibraryPage("Your library", [], [NOT_STARTED, *demos("your folder", since)])
+        return LibraryPage("Your library", [], [NOT_STARTED])
     return page(course, since)

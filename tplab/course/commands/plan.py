@@ -5,7 +5,6 @@ tplab plan --model "Llama 3 70B" --gpus 64 --gpu h100 --batch 512
 """
 
 import argparse
-import re
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
@@ -23,22 +22,10 @@ GB = 10**9
 COLUMNS: dict[str, Literal["left", "right"]] = {
     "tp": "right", "pp": "right", "dp": "right", "micro\nbatch": "right", "seq.\npar.": "left", "recomp.": "left",
     "state\nGB": "right", "activ.\nGB": "right", "sum\nGB": "right", "step\ns": "right", "TFLOP/s": "right",
-    "MFU": "right", "most beside\nmatmuls": "left",
-}  # fmt: skip
-SHORT = {
-    "tensor parallel": "tensor", "pipeline bubble": "bubble", "pipeline sends": "sends", "data parallel": "data",
-    "kernel launches": "launches",
-}  # fmt: skip
-OPTIONS: dict[str, dict[object, str]] = {
-    "sequence_parallel": {True: "with sequence parallelism", False: "without sequence parallelism"},
-    "recompute": {
-        "nothing": "recomputing nothing", "attention": "recomputing the attention",
-        "layers": "recomputing the layers",
-    },
+    "MFU": "right",
 }  # fmt: skip
 ROWS = 10  # of the table
 _BAR = 40  # length of the longest bar in characters
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -114,9 +101,8 @@ def why(config: "GPTConfig", found: "list[Plan]") -> str:
     lines = []
     for option, others in reasons(config, found).items():
         for value, longer in others:
-            named = OPTIONS[option][value] if option in OPTIONS else f"{option.replace('_', '-')} {value}"
             cost = "doesn't fit" if longer is None else "just as fast" if abs(longer) < 5e-4 else f"{longer:+.1%}"
-            lines.append(f"  {named:<32} {cost}")
+            lines.append(f"  {f'{option}={value}':<26} {cost}")
     return "\n".join(["The same layout with one other choice:", *lines]) if lines else "There's no other choice."
 
 
@@ -126,7 +112,6 @@ def table(shown: "list[Plan]") -> Table:
         grid.add_column(name, justify=justify, no_wrap=True)
     for plan in shown:
         layout, bill = plan.layout, plan.bill
-        share = plan.time.parts()[plan.time.limit] / plan.time.total
         grid.add_row(
             str(layout.tp),
             f"{layout.pp}x{layout.chunks}" if layout.chunks > 1 else str(layout.pp),
@@ -138,7 +123,6 @@ def table(shown: "list[Plan]") -> Table:
             f"{plan.time.total:.3g}",
             f"{plan.achieved.model / 1e12:.0f}",
             f"{plan.achieved.mfu:.0%}",
-            f"{SHORT.get(plan.time.limit, plan.time.limit)} {share:.0%}",
         )
     return grid
 
@@ -150,7 +134,7 @@ def footing(plan: "Plan") -> str:
         "tp, pp, dp: GPUs that share a layer, stages of the pipeline (4x2: with 2 chunks each), replicas. "
         "Micro batch: in sequences. Seq. par.: sequence parallelism. Recomp.: what backward computes again. GB: on the "
         "fullest GPU, weights, gradients and optimizer (state), activations, and their sum. MFU: the model's share of "
-        "the GPUs' peak. Last column: what takes most time besides the matmuls.\n"
+        "the GPUs' peak.\n"
         "How far to trust the times: on A100s, the formulas are within 10% of 28 published times, and 1% off on "
         "average (chapter 11). On other GPUs they are estimates, and 7% to 11% too fast for Megatron's published runs "
         "on H100s. Plans that differ by less than that are equally good, so try the first few.\n"
@@ -173,8 +157,5 @@ def _config(options: argparse.Namespace) -> "GPTConfig":
 
 
 def parameters(text: str) -> float:
-    """Parse a number such as 70e9, 70B or 70b. Raises ArgumentTypeError for anything else."""
-    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\+?\d+)?)\s*([kmbt]?)\s*", text.lower().replace("_", ""))
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text} isn't a number such as 70e9 or 70B")
-    return float(match[1]) * _UNITS[match[2]]
+    """Parse a number such as 70e9, 70B or 350M. Raises ValueError for anything else."""
+    return float(text.upper().replace("B", "E9").replace("M", "E6"))

@@ -7,24 +7,32 @@ Copies go to kept/ in your folder and are never overwritten. The original state 
 """
 
 import argparse
-import copy
 import json
-from pathlib import Path
-from typing import Any
+import sys
 
 from rich.console import Console
+from rich.prompt import Confirm
 from rich.text import Text
 
 from tplab.common.files import replace
-from tplab.course.commands.confirm import agreed
 from tplab.course.commands.exercise_status import find_exercise
 from tplab.course.grade.answers import find_cells
 from tplab.course.learn.course_files import ChapterFiles, Misuse, add_root, chapter, course_of
 from tplab.course.learn.pristine import KEPT, first_state, keep
-from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.learn.update_notebook import as_text, update_notebook
+from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells, read_notebook
 from tplab.course.notebooks.numbering import argument, chapter_argument, heading
 
 RELOAD = "Is it open in JupyterLab? Then: File, Reload Notebook from Disk."
+
+
+def agreed(question: str, yes: bool, console: Console) -> bool:
+    """Ask `question` and return whether the answer is yes. `yes` skips asking it. Raises Misuse without a terminal."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise Misuse(f"{question} Nobody is here to answer: add --yes.")
+    return Confirm.ask(Text(question, style="bold"), console=console, default=False)
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -49,26 +57,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
     else:
         files, what = find_exercise(course, number, "tplab reset --exercise 4.2")[0], f"Exercise {number}"
     first = first_state(files)
-    before = _contents(files.learner)
-    if before == _wanted(files, first, number):
-        console.print(f"{what} is as it was at first; there is nothing to reset.")
+    if not agreed(f"Reset {what.lower()}? Your notebook is kept in {KEPT}/.", options.yes, console):
         return 0
-    keeps = "" if before is None else f" Your notebook is kept in {KEPT}/."
-    if not agreed(f"Reset {what.lower()}?{keeps}", options.yes, console):
-        return 0
-    # Read again, because the notebook may have been saved in the meantime
-    before, wanted = _contents(files.learner), _wanted(files, first, number)
-    kept = None if before is None else keep(files.learner, before, course.folder)
+    wanted = _wanted(files, first, number)
+    if files.learner.exists():
+        kept = keep(files.learner, files.learner.read_bytes(), course.folder)
+        console.print(Text(f"Your notebook of before: {kept.relative_to(course.folder)}"))
     replace(files.learner, wanted)
     console.print(Text(f"{what} is as it was at first.", style="bold"))
-    if kept:
-        console.print(Text(f"Your notebook of before: {kept.relative_to(course.folder)}"))
-        console.print(Text(RELOAD, style="dim"))
+    console.print(Text(RELOAD, style="dim"))
     return 0
-
-
-def _contents(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
 
 
 def _wanted(files: ChapterFiles, first: str, number: str | None) -> bytes:
@@ -79,39 +77,12 @@ def _wanted(files: ChapterFiles, first: str, number: str | None) -> bytes:
     if number is None:
         return first.encode()
     try:
-        learner = read_notebook(files.learner)
+        mine = load_notebook(files.learner)
     except Unreadable as error:
         whole = f"The whole chapter can be reset: tplab reset {argument(files.number)} (it keeps a copy of the file)."
         raise Unreadable(f"{error} Nothing was changed. {whole}") from error
-    raw = json.loads(files.learner.read_text(encoding="utf-8-sig"))
-    restore(raw, learner, json.loads(first), read_notebook(files.reference), number)
-    return (json.dumps(raw, indent=1, ensure_ascii=False) + "\n").encode()
-
-
-def restore(raw: dict, learner: list[Cell], first: dict, reference: list[Cell], number: str) -> None:
-    """Replace the exercise cell and its check cell in `raw`, the notebook's JSON, with those of `first`, in place.
-
-    learner:    the same notebook, parsed into cells
-    first:      the JSON of the blank chapter
-    reference:  the cells of the solution, used to find the learner's cells
-
-    Cells are found even if they have lost their ids, or were turned into text, split or duplicated. The first match is
-    replaced, and the others are removed. A missing cell is inserted after the cells that precede it in the chapter.
-    """
-    owners = find_cells(reference, learner)  # for each of the learner's cells, the id of its reference cell
-    cells: list[tuple[str, Any]] = list(zip(owners, raw["cells"], strict=True))
-    order = [cell["id"] for cell in first["cells"]]
-    for part in ("exercise", "check"):
-        id = f"{part}-{number.replace('.', '-')}"
-        pristine = copy.deepcopy(first["cells"][order.index(id)])
-        if isinstance(raw.get("nbformat_minor"), int) and raw["nbformat_minor"] < 5:
-            del pristine["id"]  # the notebook's format predates cell ids
-        places = [place for place, (owner, _) in enumerate(cells) if owner == id]
-        if places:
-            cells[places[0]] = (id, pristine)
-            cells = [cell for place, cell in enumerate(cells) if place not in places[1:]]
-        else:
-            above = set(order[: order.index(id)])
-            last = max((place for place, (owner, _) in enumerate(cells) if owner in above), default=-1)
-            cells.insert(last + 1, (id, pristine))
-    raw["cells"] = [cell for _, cell in cells]
+    blank = json.loads(first)
+    reset = {f"{part}-{number.replace('.', '-')}" for part in ("exercise", "check")}
+    owners = find_cells(read_notebook(files.reference), parse_cells(mine))
+    mine["cells"] = [cell for owner, cell in zip(owners, mine["cells"], strict=True) if owner not in reset]
+    return as_text(update_notebook(blank, mine, blank)[0]).encode()  # adds the cells that are missing

@@ -1,7 +1,6 @@
 """`tplab solution 4.2`: show and explain the answer to an exercise. It asks first, and changes no file.
 
-It shows the exercise's cell from the chapter's solution. Then come the three hints as an explanation, and what the
-check reports about the answer.
+It shows the exercise's cell from the chapter's solution. Then come the three hints as an explanation.
 """
 
 import argparse
@@ -12,12 +11,10 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.text import Text
 
-from tplab.course.commands.confirm import agreed
 from tplab.course.commands.exercise_status import find_exercise, next_exercise
-from tplab.course.commands.state import results
+from tplab.course.commands.reset import agreed
 from tplab.course.feedback import hints
 from tplab.course.grade.check_notebook import exercises_of
-from tplab.course.grade.terminal import reflow
 from tplab.course.learn.course_files import add_root, course_or_material
 
 
@@ -41,15 +38,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     question = f"Show the answer to exercise {number} ({title})? A hint may do: tplab hint {number}."
     if not agreed(question, options.yes, console):
         return 0
-    cells = {role: cell for cell in reference for role in ("exercise", "check") if cell.marks.get(role) == number}
+    answer = next(cell.source for cell in reference if cell.marks.get("exercise") == number)
     console.print(Text(f"Exercise {number} · {title}\n", style="bold"))
-    console.print(Syntax("", "python", theme="ansi_dark").highlight(cells["exercise"].source), soft_wrap=True)
+    console.print(Syntax("", "python", theme="ansi_dark").highlight(answer), soft_wrap=True)
     console.print(Text("\nHow to get there", style="bold"))
     for step, text in enumerate(hints.hints_of(reference).get(number, []), 1):
         console.print(f"{step}.")
         console.print(Padding(Markdown(text), (0, 0, 0, 3)))
-    console.print(Text("\nWhat its check says", style="bold"))
-    console.print(Text(reflow("\n".join(results(cells["check"].outputs)), console.width)))
     console.print(Text("\nYour notebook stays as it is. Write it there in your own words, then:", style="dim"))
     console.print(f"tplab check --exercise {number}")
     return 0

@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tplab.course.learn.course_files import OWN, Course, Misuse, find_course, has_material
+from tplab.common.units import count
+from tplab.course.learn.course_files import OWN, Course, Misuse, has_material
 from tplab.course.learn.start import Report, start
 from tplab.course.notebooks.reference import MATERIAL
 
@@ -38,26 +39,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise Misuse(f"{options.folder} is a file. Choose a folder: tplab start {OWN}")
     report = start(Course(material, folder))
     show(console, report)
-    here = folder == Path.cwd()
-    where, change = ("this folder", "") if here else (str(options.folder), f"cd {options.folder} && ")
-    console.print(f"Your course is in {where}. To open it: {change}tplab lab", soft_wrap=True)  # as one line to copy
+    console.print(f"To open your course: cd {options.folder} && tplab lab", soft_wrap=True)  # as one line to copy
     return int(bool(report.problems))
-
-
-def of_this_folder(root: Path | None) -> Course:
-    """Return the course that `root` or the current folder belongs to. In the repository, it's the one in my_course/.
-
-    Raises Misuse if there is no course.
-    """
-    course = find_course((root or Path.cwd()).resolve())
-    return course if course.started else Course(course.material, course.material / OWN)
 
 
 def show(console: Console, report: Report) -> None:
     """Print what `start` or `update` did."""
     if report.new:
-        chapters = "1 chapter" if len(report.new) == 1 else f"{len(report.new)} notebooks"
-        console.print(f"New in your folder: {chapters}.")
+        console.print(f"New in your folder: {count(len(report.new), 'notebook')}.")
     for name, changes in report.updated.items():
         console.print(f"{name}: {changes}")
     for told in report.moved:

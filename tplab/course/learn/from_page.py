@@ -7,7 +7,6 @@ only do this if the answer that was checked is the one in that cell.
 
 import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from tplab.course.grade.answers import Piece
 from tplab.course.grade.needs import binds
 from tplab.course.learn import library
 from tplab.course.learn.course_files import Course, own_course
-from tplab.course.learn.my_tp import module_name, names_of
-from tplab.course.learn.passages import NotPlain, Passage, extract
+from tplab.course.learn.my_tp import names_of
+from tplab.course.learn.passages import Passage, extract
 from tplab.course.notebooks.numbering import chapter_of
 from tplab.course.notebooks.source import parse_code, passed_names
 
@@ -35,28 +34,12 @@ class CannotTake(Exception):  # noqa: N818 (it says what to do: check the saved 
 _course: Course | None = None  # the course of the notebook's folder, even after a cell has changed to another
 
 
-def told(number: str) -> str:
-    """Return what the box of a passed check says about the library, or "" outside the learner's own folder.
-
-    The box is the same wherever the check runs, so its sentence must also be true where the answer isn't added.
-    """
-    if not _course or (_course.folder / library.PACKAGE).is_file():  # then it can't be written, as _after_cell reports
-        return ""
-    module = f"{library.PACKAGE}/{module_name(chapter_of(number))}"
-    return f"JupyterLab and `tplab check` add this answer to your library, in {module}."
-
-
-def watch(tells: list[Callable[[str], str]]) -> None:
-    """Have the box of a passed check say where the answer is kept. On a notebook page, also add the answer there.
-
-    tells   the functions that `checks.exercises` calls to get a sentence about an answer that passed
-    """
+def watch() -> None:
+    """On a page in the learner's own folder, add an answer to the library as soon as its check passes."""
     global _course
-    if told not in tells:
-        tells.append(told)
-    if _course is None:
+    if _course is None and on_page():
         _course = own_course(Path.cwd())
-        if _course and on_page():
+        if _course:
             sys.modules["IPython"].get_ipython().events.register("post_run_cell", _after_cell)
 
 
@@ -72,7 +55,9 @@ def _after_cell(result: Any) -> None:
         )
         library.add(_course, {verdict.exercise: passage})
     except (CannotTake, OSError, SyntaxError) as error:
-        text = str(error) if isinstance(error, NotPlain) else NOT_TAKEN.format(number=verdict.exercise)
+        text = NOT_TAKEN.format(number=verdict.exercise)
+        if isinstance(error, SyntaxError):
+            text = f"Your answer to {verdict.exercise} can't go into your library: {error}"
         if isinstance(error, OSError):
             text = f"Your library could not be written: {error.strerror or error} ({error.filename})."
         display_html(box(AMBER, paragraph(text)), text)
@@ -92,7 +77,11 @@ def passage_of(number: str, course: Course, ran: list[str], check: str, namespac
     pieces = []
     own: dict[str, str] = {}  # name -> the last cell that defines it
     for place, source in enumerate(ran):
-        if not _parses(source) or source == check:
+        try:
+            parse_code(source)
+        except SyntaxError:  # so it never ran
+            continue
+        if source == check:
             continue
         bound = binds(source)
         own |= {name: source for name in names if name in bound}
@@ -110,14 +99,6 @@ def passage_of(number: str, course: Course, ran: list[str], check: str, namespac
     return passage
 
 
-def _parses(source: str) -> bool:
-    try:
-        parse_code(source)
-    except SyntaxError:
-        return False
-    return True
-
-
 def _sources_of(answer: Any) -> list[str]:
     """Return the source of the learner's function, or of each method of their class.
 
@@ -128,9 +109,6 @@ def _sources_of(answer: Any) -> list[str]:
         inner = [getattr(value, "__func__", getattr(value, "fget", value)) for value in vars(answer).values()]
         functions = [value for value in inner if inspect.isfunction(value) and value.__module__ == answer.__module__]
     try:
-        found = [inspect.getsource(function).rstrip() for function in functions]
+        return [inspect.getsource(function).rstrip() for function in functions]
     except (OSError, TypeError):
         raise CannotTake from None
-    if not found:
-        raise CannotTake
-    return found

@@ -19,15 +19,8 @@ from tplab.common.files import locked, replace
 from tplab.course.grade.answers import merge
 from tplab.course.learn.course_files import Course
 from tplab.course.learn.given_code import PACKAGE, TEMPLATES
-from tplab.course.learn.my_tp import (
-    Module,
-    chapters_of,
-    files,
-    is_enough_to_train,
-    module_name,
-    modules_of,
-)
-from tplab.course.learn.passages import NotPlain, Passage, extract_from
+from tplab.course.learn.my_tp import Module, chapters_of, files, is_enough_to_train, module_name, modules_of
+from tplab.course.learn.passages import Passage, extract_from
 from tplab.course.learn.pristine import keep
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.numbering import chapter_of, place
@@ -35,7 +28,6 @@ from tplab.course.notebooks.numbering import chapter_of, place
 STORE = "library.json"
 HASHES = "library_files.json"
 SCRIPT = "train.py"
-RENAMED = {"mappings.py": "operators.py"}  # file that earlier versions wrote to the package -> its name now
 
 
 @dataclass(frozen=True)
@@ -67,12 +59,8 @@ def add_passed(
     for number in exercises:
         try:
             passages[number] = extract_from(merged, number)
-        except NotPlain as error:
-            refused.append(str(error))
         except SyntaxError as error:
-            refused.append(
-                f"Your answer to {number} can't go into your library, because it isn't valid Python: {error}."
-            )
+            refused.append(f"Your answer to {number} can't go into your library: {error}")
     return add(course, passages), refused
 
 
@@ -139,23 +127,10 @@ def write(course: Course, written: dict[str, Written]) -> list[Module]:
         replace(path, data)
         ours[name] = _hash(data)
         replace(course.memory / HASHES, json.dumps(ours).encode())
-    _remove_former(course, texts, ours)
     script = course.folder / SCRIPT
     if not script.exists() and is_enough_to_train(package):
         replace(script, (TEMPLATES / SCRIPT).read_bytes())
     return package
-
-
-def _remove_former(course: Course, names: Collection[str], ours: dict[str, str]) -> None:
-    """Remove files whose content has a new name, which is one of `names` now. If one was edited, copy it to kept/."""
-    for former, name in RENAMED.items():
-        if former in ours and name in names:
-            path = course.folder / PACKAGE / former
-            if path.exists() and _hash(path.read_bytes()) != ours[former]:
-                keep(path, path.read_bytes(), course.folder)
-            path.unlink(missing_ok=True)
-            del ours[former]
-            replace(course.memory / HASHES, json.dumps(ours).encode())
 
 
 def _hashes(course: Course) -> dict[str, str]:
@@ -185,8 +160,7 @@ def waiting(course: Course, modules: Iterable[Module]) -> list[str]:
 def edited(course: Course) -> list[str]:
     """Return the names of the modules that were edited since they were written, so they may not be what was checked."""
     ours, folder = _hashes(course), course.folder / PACKAGE
-    names = [module_name(number) for number in chapters_of(load(course))]
-    paths = (folder / name for name in [*names, *(RENAMED.keys() & ours.keys())])
+    paths = [folder / module_name(number) for number in chapters_of(load(course))]
     return [path.name for path in paths if path.exists() and _hash(path.read_bytes()) != ours.get(path.name)]
 
 

@@ -3,9 +3,8 @@
 We recognize an exercise by the classes and functions that it asks for, including the functions' arguments. If the old
 and the new version of the course ask for the same ones under different numbers, the learner's whole cells go into the
 new exercise, in place of its own definitions. RENAMED lists the functions that the course has renamed. An answer that
-defines one is carried over under the new name. REWORDED lists the functions of which the course has renamed an
-argument, or of which it doesn't pass an optional one anymore. Their answers stay as they are. If the learner has
-written something in the new exercise already, the old answer goes into a cell above it.
+defines one is carried over under the new name. If only arguments have changed, the answer stays where it is. If the
+learner has written something in the new exercise already, the old answer goes into a cell above it.
 """
 
 import ast
@@ -24,24 +23,7 @@ RENAMED = {
     "init_from_master": "init_shard",
     "one_f_one_b": "schedule",
 }  # names that exercises ask for: old name -> new name
-REWORDED = {  # functions of which the course has only renamed arguments, or doesn't pass one anymore
-    "scatter(out: torch.Tensor, parts: list[torch.Tensor] | None, src: int)": (
-        "scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int)"
-    ),
-    "ring_all_gather(part: torch.Tensor)": "ring_all_gather(chunk: torch.Tensor)",
-    "vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, label_smoothing=0.0, group=None)": (
-        "vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=None)"
-    ),
-}
 Asked = dict[str, dict[str, str]]  # exercise -> {name that it asks for: that name with its arguments}
-
-
-@dataclass
-class Move:
-    """The new cell of an exercise, with the learner's cells filled in, and the numbers that these had before."""
-
-    source: str
-    was: list[str]
 
 
 @dataclass
@@ -49,13 +31,15 @@ class Moves:
     """The answers that an update has to move.
 
     changed:  exercises whose number now belongs to a different task
-    filled:   exercise of the new version -> what it gets
+    anew:     these, and exercises whose functions have different arguments now, which have to be checked again
+    filled:   exercise of the new version -> its cell with the learner's cells filled in, and their old numbers
     carried:  the sources of the learner's cells whose whole text is in `filled`, or none if a notebook that may have
               to receive them can't be read
     """
 
     changed: set[str]
-    filled: dict[str, Move]
+    anew: set[str]
+    filled: dict[str, tuple[str, list[str]]]
     carried: set[str]
 
     def go_to(self, blank: dict) -> bool:
@@ -91,17 +75,17 @@ def plan(pages: Iterable[ChapterFiles], blanks: Iterable[dict]) -> Moves:
                 }
     stubs = {number: stub for blank in blanks for number, stub in _exercises(parse_cells(blank)).items()}
     new: Asked = {number: _definitions(stub) for number, stub in stubs.items()}
-    changed = {number for number in old if old[number] != new.get(number)}
-    found = Moves(changed, {}, set())
+    changed = {number for number in old if old[number].keys() != new.get(number, {}).keys()}
+    found = Moves(changed, {number for number in old if old[number] != new.get(number)}, {}, set())
     for number in new:
-        wanted = new[number].values() if old.get(number) != new[number] else ()
+        wanted = new[number].values() if number in changed or number not in old else ()
         moved = [answers[each] for each in wanted if each in answers and answers[each][1] in changed]
         if moved:
             was = sorted({exercise for _, exercise, _ in moved}, key=place)
             sources = list(dict.fromkeys(source for _, _, source in sorted(moved, key=lambda one: place(one[1]))))
             found.carried |= set() if unreadable else {*sources}
             text = _filled(stubs[number], {name for name, _, _ in moved}, list(map(renamed, sources)))
-            found.filled[number] = Move(text, was)
+            found.filled[number] = text, was
     return found
 
 
@@ -112,19 +96,11 @@ def fill_in(notebook: dict, blank: dict, moves: Moves, file: str) -> list[str]:
     file:  the notebook's name
     """
     stubs = _exercises(parse_cells(blank))
-    filled = {
-        number: move.was
-        for number, move in moves.filled.items()
-        if number in stubs and put_answer(notebook, number, move.source, stubs[number])
-    }
-    return [_where_it_is(was, number, file) for number, was in filled.items()]
-
-
-def _where_it_is(was: list[str], number: str, file: str) -> str:
-    if was == [number]:
-        return f"Exercise {number} in {file} has changed. Your answer is in its new version."
-    answer, verb = ("answer", "is") if len(was) == 1 else ("answers", "are")
-    return f"Your {answer} to {' and '.join(was)} {verb} now in exercise {number} in {file}."
+    told = []
+    for number, (source, was) in moves.filled.items():
+        if number in stubs and put_answer(notebook, number, source, stubs[number]):
+            told.append(f"Exercise {number} in {file} has what you wrote in {' and '.join(was)} now.")
+    return told
 
 
 def renamed(source: str) -> str:
@@ -140,12 +116,11 @@ def _exercises(cells: list[Cell]) -> dict[str, str]:
 
 def _definitions(source: str) -> dict[str, str]:
     """Return what a cell defines: {"shard": "shard(tensor, dim, rank, world_size)", "Layer": "Layer"}."""
-    found = {
+    return {
         node.name: node.name if isinstance(node, ast.ClassDef) else f"{node.name}({ast.unparse(node.args)})"
         for node in ast.parse(source).body
         if isinstance(node, DEFINITIONS)
     }
-    return {name: REWORDED.get(asked, asked) for name, asked in found.items()}
 
 
 def _filled(stub: str, names: set[str], sources: list[str]) -> str:

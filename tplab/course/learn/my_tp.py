@@ -2,7 +2,7 @@
 
     linear.py                     the answers to chapter 04, with the imports and helpers they use
     adapters.py, blocks.py        given: small adapters for answers that later chapters call in a different way
-    demo.py, __main__.py          given: what `python -m my_tp` runs
+    demo.py, __main__.py          given: what `python -m my_tp pipeline` runs
     given/tensor_sharding.py      given: the course's code that the answers use (see given_code.py)
 
 If a later chapter imports from tplab what the learner wrote in an earlier one, the package uses the learner's answer
@@ -46,18 +46,7 @@ REPLACED = {
 }
 ADAPTERS = ("adapters", "blocks")
 
-# What `python -m my_tp` can run -> the exercises whose answers it needs, and the description that the learner sees
-DEMOS = {
-    "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
-    "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
-    "loss": (("8.3", "7.3", "7.4"), "looks tokens up in your table, scores them, and compares the loss"),
-    "dropout": (
-        ("9.2", "9.3", "9.4", "9.5"),
-        "trains your block with dropout and activation checkpointing on two processes",
-    ),
-    "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
-    "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages, and compares it with the full model"),
-}
+FOR_THE_DEMO = ("13.1", "13.2", "13.3")  # the exercises whose answers `python -m my_tp pipeline` needs
 
 # The exercises that a GPT is made of (chapter 15), and the one behind each block of its poster
 FOR_A_GPT = (
@@ -127,8 +116,8 @@ def files(course: Course, modules: Sequence[Module], dates: Mapping[str, str]) -
     parts += GIVEN_FOR_TRAINING if is_enough_to_train(modules) else ()
     texts = {module.name: _module_text(course, module, dates) for module in modules}
     there = {exercise for module in modules for exercise in module.answers}
-    if runs := [name for name, (needed, _) in DEMOS.items() if there >= {*needed}]:
-        parts += [Part(f"{PACKAGE}.demo", name) for name in (*runs, "main")]
+    if there >= {*FOR_THE_DEMO}:
+        parts += [Part(f"{PACKAGE}.demo", "main")]
         texts["__main__.py"] = "from .demo import main\n\nmain()\n"
     given = copies(parts)
     if any(name.startswith(GIVEN) for name in given):

@@ -11,10 +11,11 @@ go into a module.
 """
 
 import ast
-import warnings
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from textwrap import shorten
 
 from tplab.course.grade.answers import Merged, Piece
 from tplab.course.grade.needs import binds, has_side_effects, select, uses
@@ -22,10 +23,6 @@ from tplab.course.notebooks.ipython_syntax import ipython_lines, parse, to_pytho
 from tplab.course.notebooks.source import DEFINITIONS, passed_names
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
-
-
-class NotPlain(SyntaxError):  # noqa: N818 (it says what to do: write it in Python)
-    """Raised for an answer that runs in a notebook but not in a Python module. The message quotes the line."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,10 @@ class Passage:
 
 @dataclass(frozen=True)
 class Statement:
-    """A top-level statement, with the comments above it, and as the learner typed it in the cell."""
+    """A top-level statement, with the comments above it."""
 
     node: ast.stmt
     text: str
-    typed: str = ""
 
     @cached_property
     def uses(self) -> frozenset[str]:
@@ -99,8 +95,8 @@ def extract_from(merged: Merged, number: str) -> Passage:
 def extract(number: str, pieces: list[Piece]) -> Passage:
     """Extract the answer to an exercise from the code cells that ran up to its check.
 
-    Other cells that can't be parsed are left out. Raises SyntaxError if the answer's own cell can't be, and NotPlain if
-    the answer needs a line that only works in a notebook.
+    Other cells that can't be parsed are left out. Raises SyntaxError if the answer's own cell can't be, and if the
+    answer needs a line that only works in a notebook.
     """
     own = [piece for piece in pieces if piece.role == "exercise" and piece.number == number]
     checks = [piece for piece in pieces if piece.role == "check" and piece.number == number]
@@ -127,7 +123,7 @@ def extract(number: str, pieces: list[Piece]) -> Passage:
     helpers = needed_statements([one for _, one in others], [], used - answers, answers | checked)
     undefined = checked - {name for one in code for name in one.binds}  # a magic that ran the cell defines them
     for one in (*code, *helpers, *(mine if undefined else ())):
-        _refuse_what_needs_a_notebook(number, one)
+        _refuse_what_needs_a_notebook(one)
     found = [*code, *helpers]
     used = {name for one in found if not isinstance(one.node, _IMPORTS) for name in one.uses}
     imports = {text for one in found for text in single_imports(one.node)}
@@ -188,25 +184,16 @@ def _what_comes_of_a_launch(statements: list[Statement]) -> set[int]:
     return found
 
 
-def _refuse_what_needs_a_notebook(number: str, one: Statement) -> None:
-    """Raise NotPlain if a statement needs IPython, or awaits something outside a function."""
-    ipython = ipython_lines(one.node)
-    if not ipython and _is_plain(one.text):
-        return
-    line = one.typed.split("\n")[ipython[0] - one.node.lineno if ipython else 0].strip()
-    raise NotPlain(
-        f"Your answer to {number} can't go into your library, because it needs `{line}`, which only works in a "
-        "notebook. Write this line in plain Python, and check the exercise again."
-    )
-
-
-def _is_plain(text: str) -> bool:
-    with warnings.catch_warnings(action="ignore"):  # the notebook has shown them
-        try:
-            compile(text, "answer", "exec", dont_inherit=True)
-        except SyntaxError:
-            return False
-    return True
+def _refuse_what_needs_a_notebook(one: Statement) -> None:
+    """Raise SyntaxError if a statement needs IPython, or awaits something outside a function."""
+    is_async = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+    awaits = not isinstance(one.node, DEFINITIONS) and any(isinstance(node, is_async) for node in ast.walk(one.node))
+    if awaits or ipython_lines(one.node):
+        line = next(line for line in one.text.split("\n") if re.search(r"\b(get_ipython|await|async)\b", line))
+        raise SyntaxError(
+            f"it needs `{shorten(line, 80)}`, which only works in a notebook. (This is what Python makes of magics and "
+            "shell commands.) Write this line in plain Python, and check the exercise again."
+        )
 
 
 def _top_level_if_any(source: str) -> list[Statement]:
@@ -219,7 +206,7 @@ def _top_level_if_any(source: str) -> list[Statement]:
 def top_level(source: str) -> list[Statement]:
     """Return the top-level statements of a cell with the comments above them. Raises SyntaxError if it has none."""
     text = to_python(source)
-    lines, typed = text.split("\n"), source.split("\n")
+    lines = text.split("\n")
     found = []
     end = 0
     for node in parse(text).body:
@@ -227,7 +214,7 @@ def top_level(source: str) -> list[Statement]:
         while start > end and lines[start - 1].startswith("#"):
             start -= 1
         end = node.end_lineno or node.lineno
-        found.append(Statement(node, "\n".join(lines[start:end]).rstrip(), "\n".join(typed[node.lineno - 1 : end])))
+        found.append(Statement(node, "\n".join(lines[start:end]).rstrip()))
     return found
 
 

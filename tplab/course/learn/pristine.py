@@ -1,8 +1,10 @@
 """Rebuild a chapter in its original state, and keep dated copies of files that are about to change."""
 
+import hashlib
 import time
 from pathlib import Path
 
+from tplab.common.files import replace
 from tplab.course.learn.course_files import ChapterFiles, Misuse
 
 KEPT = "kept"  # folder inside the learner's folder
@@ -28,18 +30,10 @@ def keep(path: Path, data: bytes, folder: Path) -> Path:
 
     Copies are never overwritten. If there's already a copy of the file with the same content, no new one is made.
     """
-    kept = folder / KEPT
-    kept.mkdir(parents=True, exist_ok=True)
-    for copy in sorted(kept.glob(f"{path.stem}-*{path.suffix}")):
-        if copy.read_bytes() == data:
-            return copy
-    stem = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
-    count = 1
-    while True:
-        copy = kept / (f"{stem}{path.suffix}" if count == 1 else f"{stem}-{count}{path.suffix}")
-        try:
-            with open(copy, "xb") as file:
-                file.write(data)
-            return copy
-        except FileExistsError:
-            count += 1
+    digest = hashlib.sha256(data).hexdigest()[:12]
+    copy = next((folder / KEPT).glob(f"{path.stem}-*-{digest}{path.suffix}"), None)
+    if copy is None:
+        copy = folder / KEPT / f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}-{digest}{path.suffix}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        replace(copy, data)
+    return copy

@@ -5,7 +5,6 @@ learner's folder, and every file is replaced atomically. Running it again contin
 """
 
 import json
-import time
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -60,8 +59,7 @@ def start(course: Course) -> Report:
     with locked(course.memory / "start.lock"):
         marker = course.memory / MARKER
         if not marker.exists():
-            now = {"tplab": tplab.__version__, "started": time.strftime("%Y-%m-%d %H:%M")}
-            replace(marker, json.dumps(now).encode())
+            replace(marker, json.dumps({"tplab": tplab.__version__}).encode())
         shared = course.material / "chapters"
         separate = course.material != SHIPPED and shared.resolve() != course.folder.resolve()
         _rename_pages(course, report)
@@ -72,8 +70,7 @@ def start(course: Course) -> Report:
             if not files.learner.exists():
                 _begin(files, blank)
                 report.new.append(files.learner.name)
-        _bring_pictures(course)
-        _bring_pages(course)
+        _bring_files(course)
     return report
 
 
@@ -122,30 +119,17 @@ def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
     replace(files.blank, blank)
 
 
-def _bring_pictures(course: Course) -> None:
-    """Copy the pictures that the chapters show into the learner's folder, where the notebooks look for them."""
-    for path in sorted((course.material / "chapters" / PICTURES).glob("*")):
-        copy, data = course.folder / PICTURES / path.name, path.read_bytes()
-        if not copy.exists() or copy.read_bytes() != data:
-            copy.parent.mkdir(exist_ok=True)
-            replace(copy, data)
+def _bring_files(course: Course) -> None:
+    """Copy what isn't a notebook into the learner's folder: new pictures, and pages that aren't there yet.
 
-
-def _bring_pages(course: Course) -> None:
-    """Copy the pages that aren't notebooks into the learner's folder. A page that the learner changed stays theirs.
-
-    The base is written last. If this is killed before that, the next run finds the new page and writes its base.
+    The notebooks look for their pictures there. The pages belong to the learner, who may change them.
     """
-    for page in PAGES:
-        path, copy, base = (folder / page for folder in (course.material / "chapters", course.folder, course.bases))
-        if not path.exists():
-            continue
-        new = path.read_bytes()
-        unchanged = {new} | ({base.read_bytes()} if base.exists() else set())
-        if not copy.exists() or copy.read_bytes() in unchanged:
-            replace(copy, new)
-            base.parent.mkdir(exist_ok=True)
-            replace(base, new)
+    chapters = course.material / "chapters"
+    for path in [*sorted((chapters / PICTURES).glob("*")), *(chapters / page for page in PAGES)]:
+        copy = course.folder / path.relative_to(chapters)
+        if path.exists() and not (copy.exists() and (path.name in PAGES or copy.read_bytes() == path.read_bytes())):
+            copy.parent.mkdir(exist_ok=True)
+            replace(copy, path.read_bytes())
 
 
 def newer(course: Course) -> Iterator[ChapterFiles]:
@@ -162,7 +146,7 @@ def update(course: Course) -> Report:
     with locked(course.memory / "start.lock"):
         blanks = {files.stem: blank_of(files) for files in pages(course)}
         moves = moved_answers.plan(there, map(json.loads, blanks.values()))
-        if chapters := library.forget(course, moves.changed):
+        if chapters := library.forget(course, moves.anew):
             numbers = " ".join(map(argument, chapters))
             report.moved.append(f"Exercises have changed. To have your answers in your library: tplab check {numbers}")
         # Pages that get answers from others come first. So if this is killed, no answer is only in kept/

@@ -1,14 +1,14 @@
 """Bring a new version of a chapter into a learner's notebook, cell by cell, and keep everything that the learner wrote.
 
 Three notebooks take part: `base`, the blank chapter that the learner's copy started from; `mine`, the learner's
-notebook; and `new`, the current blank chapter. Cells are matched by id, or by their text if they have lost their ids.
-If the course changed a cell, which changes its id, the cell is matched by its position in the base. A cell that the
-learner never edited is replaced by the new one. This is what becomes of a cell that they edited:
+notebook; and `new`, the current blank chapter. Cells are matched by id, or by their text if they have lost their ids. A
+given cell has a new id if the course changed it. Cells that the learner never edited are replaced by the new ones. This
+is what becomes of a cell that they edited:
 
     exercise               it stays, unless its number now belongs to a different task
     prediction             it stays, unless the course asks for different values now
     check                  the new cell takes its place
-    given cell             it stays, unless the course changed it, too
+    given cell             it stays; if the course changed it, too, the new one is added
     the learner's own      it stays below the cell that it follows
 
 In all other cases, the learner's cell follows the new one, as a cell of their own. Without a base, a cell that differs
@@ -17,50 +17,34 @@ from the new one counts as edited by the learner.
 
 import copy
 import json
-import operator
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from typing import Any
 
-from tplab.common.units import count
 from tplab.course.feedback.verdict import names
 from tplab.course.grade.answers import find_cells
 from tplab.course.notebooks.cells import Cell, parse_cells
 from tplab.course.notebooks.source import predictions_in
 
-ALIKE = 0.5  # two texts count as versions of one cell if difflib's similarity ratio is at least this
-
 
 @dataclass
 class Changes:
-    """What an update did to a notebook, as lists of cell ids and of exercise numbers."""
+    """What an update did to the cells that the learner had edited, as lists of exercise numbers and of cell ids."""
 
-    added: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    beside: list[str] = field(default_factory=list)  # new cells that are followed by the learner's version
     kept: list[str] = field(default_factory=list)  # numbers of exercises whose answer was kept
     new_task: list[str] = field(default_factory=list)  # those of them whose given lines the course changed
+    beside: list[str] = field(default_factory=list)  # new cells that are followed by the learner's version
 
     def __str__(self) -> str:
-        """Return a line such as "2 cells changed, 1 added. Your answers to 4.1 and 4.2 are kept."."""
-        counts = [
-            f"{count(len(cells), 'cell')} {what}"
-            for cells, what in ((self.changed, "changed"), (self.added, "added"), (self.removed, "removed"))
-            if cells
-        ]
-        told = [", ".join(counts) or "no given cell changed"]
+        """Return a line such as "up to date. Answers kept: 4.1 and 4.2."."""
+        told = ["up to date"]
         if self.kept:
-            some = "answer to {} is" if len(self.kept) == 1 else "answers to {} are"
-            told.append(f"Your {some.format(names(self.kept))} kept")
+            told.append(f"Answers kept: {names(self.kept)}")
         if self.new_task:
             told.append(f"The given lines of {names(self.new_task)} changed: compare yours with chapters/")
         if self.beside:
-            one = len(self.beside) == 1
-            cells, follow = ("a cell", "follows it") if one else (f"{len(self.beside)} cells", "follow them")
-            told.append(f"The course's version replaces {cells} that you had edited: yours {follow}")
+            told.append(f"Cells that you had edited and that are new now, with your version below: {len(self.beside)}")
         return ". ".join(told) + "."
 
 
@@ -76,24 +60,26 @@ def update_notebook(
     changes = Changes()
     before = {cell.id: cell for cell in parse_cells(base)} if base else {}
     after = parse_cells(new)
-    successors = _successors(list(before.values()), after)
     cells = parse_cells(mine)
     raw = dict(zip(map(id, cells), mine["cells"], strict=True))
-    versions, own = _sort(cells, before, after, successors, changes)
-    predecessors = {later: before[earlier] for earlier, later in successors.items()}
+    versions, own = _sort(cells, before, after)
     the_courses = {cell.id for cell in after}
     moved = {id(cell) for cell in cells if "exercise" in cell.marks and cell.source in carried}
     result: list[dict] = []
 
     def add_own(follows: str) -> None:
         for cell in own.get(follows, []):
-            if id(cell) not in moved:
+            if id(cell) in moved:
+                continue
+            if cell.id in before and cell.id not in the_courses:
+                result.append(_as_own(raw[id(cell)]))
+            else:
                 result.append(copy.deepcopy(raw[id(cell)]) | ({"id": ""} if cell.id in the_courses else {}))
 
     add_own("")
     for today, raw_today in zip(after, new["cells"], strict=True):
-        old, version = predecessors.get(today.id), versions.get(today.id)
-        chosen, beside = _choose(old, version, today, bool(base), other_task, changes)
+        version = versions.get(today.id)
+        chosen, beside = _choose(before.get(today.id), version, today, other_task, changes)
         if chosen is not None:
             contents = {} if chosen is today else _contents(raw[id(chosen)])
             metadata = _look(version) | today.metadata if version else today.metadata
@@ -128,41 +114,22 @@ def _contents(cell: dict) -> dict:
     return {key: cell[key] for key in ("source", "outputs", "execution_count", "attachments") if key in cell}
 
 
-def _successors(before: list[Cell], after: list[Cell]) -> dict[str, str]:
-    """Map the id of each cell in the base to the id of the new cell that corresponds to it, if there is one."""
-    same = {cell.id for cell in before} & {cell.id for cell in after}
-    found = {id: id for id in same}
-    old, new = [cell.id for cell in before], [cell.id for cell in after]
-    for _, start, stop, new_start, new_stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        left = [cell for cell in after[new_start:new_stop] if cell.id not in same]
-        for cell in before[start:stop]:
-            if cell.id in same:
-                continue
-            match = next((other for other in left if _versions_of_one(cell, other)), None)
-            if match:
-                found[cell.id] = match.id
-                left = left[left.index(match) + 1 :]
-    return found
-
-
-def _versions_of_one(a: Cell, b: Cell) -> bool:
-    numbers = ([cell.marks.get(role) for role in ("exercise", "check", "predict")] for cell in (a, b))
-    return (
-        a.kind == b.kind
-        and operator.eq(*numbers)
-        and SequenceMatcher(None, a.source, b.source, autojunk=False).ratio() >= ALIKE
-    )
-
-
 def _sort(
-    cells: list[Cell], before: dict[str, Cell], after: list[Cell], successors: dict[str, str], changes: Changes
+    cells: list[Cell], before: dict[str, Cell], after: list[Cell]
 ) -> tuple[dict[str, Cell], dict[str, list[Cell]]]:
     """Return, by the id of each new cell, the learner's version of it and the learner's own cells that follow it."""
     kinds = {cell.id: cell.kind for cell in after}
     present = {cell.id for cell in cells}
-    lost = {(cell.kind, _plain(cell)): cell.id for cell in before.values() if cell.id not in present}
-    ids = [cell.id if cell.id in before else lost.pop((cell.kind, _plain(cell)), cell.id) for cell in cells]
-    owners = [owner or successors.get(id, "") for id, owner in zip(ids, find_cells(after, cells), strict=True)]
+    lost: dict[tuple[str, str], list[str]] = {}  # kind and text -> the ids of such cells that are no longer there
+    for cell in before.values():
+        if cell.id not in present:
+            lost.setdefault((cell.kind, _plain(cell)), []).append(cell.id)
+    ids = []
+    for cell in cells:
+        same = lost.get((cell.kind, _plain(cell))) if cell.id not in before else None
+        ids.append(same.pop(0) if same else cell.id)
+    found = zip(ids, find_cells(after, cells), strict=True)
+    owners = [owner or (id if id in kinds and id in before else "") for id, owner in found]
     versions: dict[str, Cell] = {}
     for cell, owner in zip(cells, owners, strict=True):
         better = owner and cell.kind == kinds[owner]
@@ -173,23 +140,20 @@ def _sort(
     for cell, id, owner in zip(cells, ids, owners, strict=True):
         if owner and versions.get(owner) is cell:
             last = owner
-        elif id in before and id not in successors and _plain(cell) == _plain(before[id]):
-            changes.removed.append(id)
+        elif id in before and id not in kinds and _plain(cell) == _plain(before[id]):
+            continue  # the course removed or changed it
         elif cell.source.strip():
             own.setdefault(last, []).append(cell)
     return versions, own
 
 
 def _choose(
-    old: Cell | None, mine: Cell | None, today: Cell, has_base: bool, other_task: Collection[str], changes: Changes
+    old: Cell | None, mine: Cell | None, today: Cell, other_task: Collection[str], changes: Changes
 ) -> tuple[Cell | None, Cell | None]:
     """Return the cell to put in place of `today` (the new cell), and one to put below it. Either may be None."""
     untouched = old is not None and _plain(old) == _plain(today)  # the course didn't change it
     if mine is None:
-        if untouched and not today.marks:
-            return None, None  # the learner deleted it
-        changes.added.append(today.id)
-        return today, None
+        return (None if untouched and not today.marks else today), None  # a given cell that the learner deleted
     if _plain(mine) == _plain(today):
         return mine, None
     edited = old is None or _plain(mine) != _plain(old)
@@ -198,7 +162,6 @@ def _choose(
             changes.kept.append(today.marks["exercise"])
             changes.new_task += [] if old is None or untouched else [today.marks["exercise"]]
         return mine, None
-    changes.changed.append(today.id)
     return today, mine if edited else None
 
 
@@ -243,13 +206,7 @@ def put_answer(notebook: dict, number: str, answer: str, stub: str) -> bool:
     if blank is not None:
         notebook["cells"][blank]["source"] = answer
     elif places and all(cell.source != answer for cell in cells):
-        own: dict[str, Any] = {
-            "cell_type": "code",
-            "metadata": {},
-            "source": answer,
-            "outputs": [],
-            "execution_count": None,
-        }
+        own: dict = {"cell_type": "code", "metadata": {}, "source": answer, "outputs": [], "execution_count": None}
         notebook["cells"].insert(places[0], own)
         if notebook.get("nbformat_minor", 0) >= 5:
             _give_ids(notebook["cells"])

@@ -1,7 +1,7 @@
 """Given by the course: my blocks, adapted to the way the transformer of chapter 10 calls them.
 
 5.2, 6.2    My answers add their final bias themselves, but 10.3 wants to add it, so it gets zeros for the bias
-6.2         My answer has no attention dropout and no padding mask, and it reads only one text
+6.2         My answer has no attention dropout, no padding mask, and no cross-attention
 8.3         My answer computes in the dtype of the logits, so it gets them in float32 or wider
 12.3        My answer has a shorter name
 """
@@ -36,13 +36,9 @@ class ParallelAttention(MyAttention):
     """x [b, s, h], replicated -> (y [b, s, h], replicated; zeros [h])"""
 
     def __init__(
-        self, hidden_size, num_heads, *, attention_type="self", causal=True, dropout=0.0, skip_bias_add=True,
-        group=None, device=None, dtype=None,
+        self, hidden_size, num_heads, *, causal=True, dropout=0.0, skip_bias_add=True, group=None, device=None,
+        dtype=None,
     ):  # fmt: skip
-        if attention_type != "self":
-            raise ValueError(
-                "6.2 is self-attention. For cross_attention=True, 10.3 would need 6.4 with skip_bias_add=True"
-            )
         if dropout or not skip_bias_add:
             raise ValueError(
                 f"6.2 has no dropout, so dropout={dropout} is too much, and 10.3 calls it with skip_bias_add=True"

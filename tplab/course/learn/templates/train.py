@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 train.py                two ranks share every matrix
     torchrun --standalone --nproc-per-node 8 train.py --tp 4         two replicas of four ranks each
-    torchrun --standalone --nproc-per-node 2 train.py --text notes   on a file, or on the text files in a folder
+    torchrun --standalone --nproc-per-node 2 train.py --text notes   on a file of my own
     python train.py --help                                           all settings
 
 If there's a GPU for every rank, it trains on GPUs over NCCL, and otherwise on the CPU over gloo. Tokens are bytes, so
@@ -30,7 +30,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 SETTINGS = {  # name: default, and what it is
-    "text": ("", "file or folder to train on, or nothing for the source code of Python's standard library"),
+    "text": ("", "file to train on, or nothing for the source code of Python's standard library"),
     "megabytes": (8.0, "how much text to read at most"),
     "tp": (0, "number of ranks that share one replica of the model, or 0 for all ranks"),
     "num_layers": (4, "number of layers"),
@@ -66,20 +66,11 @@ def read_settings():
 
 def read_tokens(settings):
     """Return the text as a vector of bytes, which is the same on every rank."""
-    place = Path(settings.text or Path(os.__file__).parent)
-    kinds = [".txt", ".md", ".py"]
-    found = place.rglob("*") if settings.text else place.glob("*.py")
-    files = [place] if place.is_file() else sorted(path for path in found if path.suffix in kinds)
-    limit, text = int(settings.megabytes * 1e6), bytearray()
-    for path in files:
-        text += path.read_bytes()[: limit - len(text)]
-        if len(text) == limit:
-            break
+    files = [Path(settings.text)] if settings.text else sorted(Path(os.__file__).parent.glob("*.py"))
+    text = b"".join(path.read_bytes() for path in files)[: int(settings.megabytes * 1e6)]
     if len(text) <= settings.seq_length:
-        sys.exit(
-            f"{place} has {len(text)} bytes of text ({', '.join(kinds)}): more than {settings.seq_length} are needed"
-        )
-    return torch.frombuffer(text, dtype=torch.uint8)
+        sys.exit(f"the text has {len(text)} bytes, but more than --seq-length {settings.seq_length} are needed")
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def build(settings, group, device):
