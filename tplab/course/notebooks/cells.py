@@ -49,8 +49,8 @@ def load_notebook(path: Path) -> dict:
         raise Unreadable(f"{path} can't be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:  # it isn't UTF-8 or JSON
         raise Unreadable(
-            f"{path} is not a notebook: it is not valid JSON ({error}). Was it cut short, or does it hold the marks of "
-            "a git merge? Save it again from JupyterLab."
+            f"{path} is not a notebook: it is not valid JSON ({error}). Was it cut short? Or does it hold the marks "
+            "of a git merge? Save it again from JupyterLab."
         ) from error
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
