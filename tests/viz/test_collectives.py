@@ -76,7 +76,6 @@ PICTURES = {
     "gather": lambda: viz.collective(gathered(4), name="gather"),
     **{f"ring of sums, p = {p}": lambda p=p: viz.ring(sums_in_a_ring(p), title=f"p = {p}") for p in (2, 4)},
     "times": lambda: viz.times(LINKS, {"here": POINTS}, title="one message"),
-    "lines only": lambda: viz.times({"ring": LINKS["a"], "tree": LINKS["here"]}),
     **{
         f"recorded, p = {p}, step {step}": lambda p=p, step=step: viz.ring_run(made_up(p))[step]
         for p, step in ((2, 0), (4, 4), (8, 8))
@@ -105,7 +104,7 @@ def test_a_ring_shows_which_sum_is_where_what_it_has_met_and_an_arrow_for_every_
 
 
 def test_times_draws_points_and_lines_where_they_are() -> None:
-    (axes,) = viz.times(LINKS, {"here": POINTS}).axes
+    (axes,) = viz.times(LINKS, {"here": POINTS}, title="t").axes
     *lines, dots = axes.lines
     assert [list(point) for point in dots.get_xydata()] == [list(point) for point in POINTS]
     for line, function in zip(lines, LINKS.values(), strict=True):

@@ -42,11 +42,12 @@ def test_a_picture_is_small_and_described_and_its_texts_stay_inside_and_apart(fi
 
 
 REFUSED = [
-    (lambda: viz.split((8, 6), 1, 4), "size 6"),
-    (lambda: viz.product((2, 3), (4, 8)), "can't be multiplied"),
+    (lambda: viz.split(torch.ones(8, 6), dim=1, p=4, title="t"), "size 6"),
+    (lambda: viz.product(torch.ones(2, 3), torch.ones(4, 8), kind="row", p=2), "can't be multiplied"),
+    (lambda: viz.matrices({"wide": torch.ones(1, 30)}), r"1 to 10 rows and columns, not \[1, 30\]"),
     (lambda: viz.explore(print, p=(2, 4), start={"p": 3}), "start=p="),
     (lambda: viz.play(lambda p: [p, p], p=(2, 4), start={"step": 2}), "start=step=2 is none of the 2 steps"),
-    (lambda: viz.live_memory(MemoryMeter()), "the meter saw no tensor"),
+    (lambda: viz.live_memory(MemoryMeter(), title="t"), "the meter saw no tensor"),
     (lambda: viz.masks({"a": [torch.ones(3, 33)]}), "at most 32 x 32"),
     (lambda: viz.overlap({"one": run(0), "two": [RankTrace(0, [])]}), "nothing was traced in 'two'"),
     (lambda: viz.clock(mlp_backward(["dX", "dZ"]), kept="dY"), "'dX' on rank 0 can't start without 'dZ'"),

@@ -40,30 +40,30 @@ def many_marks() -> MemoryMeter:
 
 
 PICTURES = {
-    "bill": lambda: viz.bill(BILLS, capacity=40 * GB),
+    "bill": lambda: viz.bill(BILLS, capacity=40 * GB, title="t"),
     "bill of published models": lambda: viz.bill({n: bill(c) for n, c in PRESETS.items()}, capacity=80 * GB, title="t"),
-    "bill without a capacity": lambda: viz.bill({"one": {"weights": 3 * GB, "something else": GB}}),
+    "bill without a capacity": lambda: viz.bill({"one": {"weights": 3 * GB, "gradients": GB}}, title="t"),
     "live memory": lambda: viz.live_memory(measured(10**6), title="t"),
-    "live memory with marks side by side": lambda: viz.live_memory(many_marks()),
+    "live memory with marks side by side": lambda: viz.live_memory(many_marks(), title="t"),
     **{f"{kind} parallelism": partial(viz.parallelism, kind) for kind in ("data", "tensor", "pipeline")},
 }
 
 
 def test_what_lies_beyond_the_capacity_is_red_and_the_first_part_that_does_not_fit_is_named() -> None:
-    picture, red = viz.bill(BILLS, capacity=40 * GB), pytest.approx(tint(RED, 0.72))
+    picture, red = viz.bill(BILLS, capacity=40 * GB, title="t"), pytest.approx(tint(RED, 0.72))
     bars = [(bar.get_x(), bar.get_width(), bar.get_facecolor()[:3] == red) for bar in picture.axes[0].patches]
     assert bars == [
         (0, 10, False), (10, 20, False), (30, 10, False), (40, 20, True), (60, 5, True),
         (0, 5, False), (5, 10, False), (15, 15, False), (30, 5, False),
     ]  # fmt: skip
     assert texts(picture) == ["65 GB: optimizer state does not fit", "35 GB: fits"]
-    assert texts(viz.bill(BILLS, capacity=65 * GB))[0] == "65 GB: fits"
+    assert texts(viz.bill(BILLS, capacity=65 * GB, title="t"))[0] == "65 GB: fits"
 
 
 def test_live_memory_draws_the_meter_s_curve_its_marks_and_its_limit() -> None:
     meter = measured(10**6)
-    picture = viz.live_memory(meter)
+    picture = viz.live_memory(meter, title="t")
     line = next(line for line in picture.axes[0].get_lines() if len(line.get_ydata()) == len(meter.curve))
     assert [round(value * 1e6) for value in line.get_ydata()] == meter.curve
     assert texts(picture) == ["build", "forward", "backward", "all there is"]
-    assert f"{meter.peak / 1e6:.3g} MB" in repr(picture)
+    assert f"{meter.peak / 1e6:.3g} MB" in picture.description

@@ -7,7 +7,7 @@ import torch
 
 from tests.viz.pictures import fills, texts
 from tplab import viz
-from tplab.runtime import Collective, Record
+from tplab.runtime import Collective, Record, Results
 from tplab.viz import controls
 from tplab.viz.colors import RED, rank_color, rank_fill, rank_hatch, tint
 
@@ -18,19 +18,17 @@ def collective(rank: int, kind: str, size: int, start: float = 0.0, end: float =
     return Collective(rank, kind, (0, 1), 1, (size // 4,), "float32", size, "sum", None, "file:1:f", start, end)
 
 
-RECORD = Record(
-    [collective(rank, "all_reduce", 2048, 0.1 + rank, 1.5) for rank in (0, 1)] + [collective(1, "barrier", 0)]
-)
-RESULTS = SimpleNamespace(record=RECORD, spans=[(0.0, 1.6), (0.0, 1.7)])
+SAME = Record([collective(rank, "all_reduce", 2048, 0.1 + rank, 1.5) for rank in (0, 1)])
+RESULTS = SimpleNamespace(record=Record([*SAME, collective(1, "barrier", 0)]), spans=[(0.0, 1.6), (0.0, 1.7)])
 
 PICTURES = {
     "matrices": lambda: viz.matrices({"rank 0: X": X, "A": A}),
     "matrices with headings": lambda: viz.matrices({f"rank {r}": X[r] * 1000.25 for r in (0, 1)}, headings="wxyz"),
-    "one wide matrix": lambda: viz.matrices({"wide": torch.full((1, 30), -12345.67)}),
-    "split": lambda: viz.split(A, 1, 4),
+    "one wide matrix": lambda: viz.matrices({"wide": torch.full((1, 10), -12345.67)}),
+    "split": lambda: viz.split(A, dim=1, p=4, title="t"),
     "product, column": lambda: viz.product(X, A, kind="column", p=4),
     "product, row": lambda: viz.product(X, A, kind="row", p=4),
-    "traffic": lambda: viz.traffic(RECORD),
+    "traffic": lambda: viz.traffic(Results([1, 2], [], SAME, []), title="t", scale=4096),
     "timeline": lambda: viz.timeline(RESULTS),
     "curves": lambda: viz.curves({"one": [3, 2, 1], "two": [3, 2.5, 2]}),
 }
@@ -39,24 +37,22 @@ PICTURES = {
 @pytest.mark.parametrize(
     ("tensor", "shown"),
     [
-        (torch.zeros(0, 3), {"empty"}),
         (torch.tensor([1e9, float("nan")]), {"1.0e+09", "nan"}),
-        (torch.arange(400.0).reshape(20, 20), {"0", "399", "…"}),
         ([[1, 2], [3, 4]], {"[2, 2]", "4"}),
         (X - 0.5, {"[2, 4]", "0.5", "6.5", "−0.5"}),
     ],
 )
-def test_matrices_take_any_tensor(tensor, shown) -> None:
+def test_matrices_show_values_with_as_many_decimals_as_they_need(tensor, shown) -> None:
     assert shown <= set(texts(viz.matrices({"t": tensor})))
 
 
 def test_matrices_have_the_color_of_their_rank() -> None:
     assert len({rank_color(rank) for rank in range(8)}) == len({rank_hatch(rank) for rank in range(8)}) == 8
-    assert fills(viz.matrices({"out": [X, X]})) == [rank_fill(0), rank_fill(1)]
+    assert fills(viz.matrices({"rank 0: out": X, "rank 1: out": X})) == [rank_fill(0), rank_fill(1)]
 
 
 def test_a_split_and_products_name_ranks_shapes_parts_and_terms() -> None:
-    picture = viz.split((8, 6), 0, 2)
+    picture = viz.split(torch.ones(8, 6), dim=0, p=2, title="t")
     assert "each rank holds [4, 6] of [8, 6]" in texts(picture)
     assert fills(picture) == [rank_fill(0), rank_fill(1)]
     column = texts(viz.product(X, A, kind="column", p=2))
@@ -65,13 +61,14 @@ def test_a_split_and_products_name_ranks_shapes_parts_and_terms() -> None:
     assert {"X₀", "X₁", "X₀ A₀", "X₁ A₁", "+", "[2, 8] each", "rank 0", "rank 1", "the sum"} <= set(row)
 
 
-def test_traffic_has_a_bar_per_kind_of_collective_or_one_per_rank_where_the_ranks_differ() -> None:
-    picture = viz.traffic(RESULTS)
+def test_traffic_has_a_bar_per_kind_of_collective_and_the_ranks_must_do_the_same() -> None:
+    record = Record([*SAME, *(collective(rank, "barrier", 0) for rank in (0, 1))])
+    picture = viz.traffic(Results([1, 2], [], record, []), title="t", scale=4096)
     assert texts(picture) == ["1 call, 2.05 kB", "1 call, 0 B"]
     assert [patch.get_width() for patch in picture.axes[0].patches] == [2048, 0]
-    uneven = viz.traffic(Record([collective(0, "all_reduce", 2048), collective(1, "all_reduce", 1024)]))
-    assert [patch.get_width() for patch in uneven.axes[0].patches] == [2048, 1024]
-    assert "nothing was sent" in texts(viz.traffic(Record()))[0]
+    for uneven in (Record([collective(0, "all_reduce", 2048)]), Record([*SAME, collective(1, "barrier", 0)])):
+        with pytest.raises(ValueError, match="rank 1 differs from rank 0"):
+            viz.traffic(Results([1, 2], [], uneven, []), title="t", scale=4096)
 
 
 def test_the_timeline_has_a_lane_per_rank_and_a_box_per_collective() -> None:
@@ -98,8 +95,6 @@ def test_values_that_differ_from_the_correct_ones_are_red() -> None:
     assert fills(viz.matrices(shown)).count(tint(RED, 0.45)) == 0
     picture = viz.matrices(shown, compare={"yours": "correct"})
     assert fills(picture).count(tint(RED, 0.45)) == 2
-    assert "wrong at [0, 1]; [1, 0]" in picture.description
-    assert "all correct" in viz.matrices(shown, compare={"correct": "correct"}).description
 
 
 def test_outside_a_notebook_controls_give_the_picture_where_they_are_told_to_start() -> None:
@@ -161,5 +156,5 @@ def test_play_shows_each_step_of_the_chosen_run_and_begins_another_run_at_its_st
     slider.value = 1  # a run that's shorter than the step shown before
     assert (steps.value, steps.max) == (0, 1)
     assert ran == [2, 4, 1]
-    assert drawn == [(2, 1), (2, 2), (4, 0), (4, 3), (2, 0), (1, 0)], "each picture is drawn once"
+    assert drawn == [(2, 1), (2, 2), (4, 0), (4, 3), (2, 0), (1, 0)], "and nothing is drawn twice for one event"
     assert shown == drawn

@@ -15,10 +15,11 @@ from tplab.viz.colors import RED, tint
 WAITING = ["dZ", "dB", "dX", "start", "wait", "dA"]
 HIDDEN = ["dZ", "dX", "start", "dB", "dA", "wait"]
 ROWS = {
-    "p = 1": {"compute": 8e-3, "communicate": 0.0},
-    "p = 2": {"compute": 4e-3, "communicate": 1e-3},
-    "p = 8": {"compute": 1e-3, "communicate": 2e-3},
+    "p = 1": {"computes": 8e-3, "waits": 0.0},
+    "p = 2": {"computes": 4e-3, "waits": 1e-3},
+    "p = 8": {"computes": 1e-3, "waits": 2e-3},
 }
+NOTES = {"p = 1": "100%", "p = 2": "80%", "p = 8": "33%"}
 RATIOS = {"1 GPU": 1.1, "8 GPUs": 0.95, "64 GPUs": 1.0}
 SAVED = {
     "plain": {"attention scores": 3000, "Q, K and V": 3000, "input of the MLP norm": 2000},
@@ -52,9 +53,9 @@ PICTURES = {
     "an order that waits": lambda: clock(WAITING)[-1],
     "a message that takes four times as long": lambda: clock(HIDDEN, message=32)[-1],
     "one operation": lambda: clock(WAITING)[0],
-    "bars": lambda: viz.time_bars(ROWS, title="t"),
+    "bars": lambda: viz.time_bars(ROWS, notes=NOTES, title="t"),
     "predictions": lambda: viz.against(RATIOS, title="t"),
-    "saved activations": lambda: viz.saved_activations(SAVED),
+    "saved activations": lambda: viz.saved_activations(SAVED, scale=16_000, title="t"),
     "two runs of a layer": lambda: viz.overlap(RUNS, title="a column-parallel layer"),
     **{name: lambda made=made: viz.schedule(simulate(made), title="t") for name, made in SCHEDULES.items()},
 }
@@ -78,12 +79,12 @@ def test_the_last_picture_of_a_clock_shows_all_times(order, message, total, wait
     assert list(line.get_xdata()) == [0, kept]
 
 
-def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_sum_or_the_note_they_are_given():
-    picture = viz.time_bars(ROWS, notes={"p = 8": "33%"})
+def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_note_or_their_sum():
+    picture = viz.time_bars(ROWS, notes=NOTES, title="t")
     drawn = [(round(bar.get_x(), 9), round(bar.get_width(), 9)) for bar in picture.axes[0].patches]
     assert drawn == [(0, 8), (8, 0), (0, 4), (4, 1), (0, 1), (1, 2)]
-    assert texts(picture) == ["8 ms", "5 ms", "33%"]
-    saved = viz.saved_activations(SAVED)
+    assert texts(picture) == list(NOTES.values())
+    saved = viz.saved_activations(SAVED, scale=16_000, title="t")
     assert texts(saved) == ["8 kB", "1 kB"]
     assert [bar.get_width() for bar in saved.axes[0].patches] == [3, 3, 2, 0, 0, 1]
 
@@ -115,7 +116,7 @@ def test_two_runs_have_one_scale_say_what_was_hidden_and_show_waits_in_red():
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_action_is_a_box_of_its_length_in_the_lane_of_its_rank(name):
     spans = simulate(SCHEDULES[name])
-    picture = viz.schedule(spans)
+    picture = viz.schedule(spans, title="t")
     drawn = [patch for patch in picture.axes[0].patches if isinstance(patch, Rectangle)]
     found = {(box.get_x(), box.get_width(), round(box.get_y() + box.get_height() / 2)) for box in drawn}
     assert found == {(s.start, s.end - s.start, rank) for rank, row in enumerate(spans) for s in row}

@@ -6,7 +6,6 @@ dY        ──────────                                 how lon
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -20,10 +19,10 @@ _LANES = ("compute", "wire")
 _HEIGHT = 0.8
 
 
-def clock(operations: Sequence[Operation[str]], *, kept: str = "") -> Frames:
+def clock(operations: Sequence[Operation[str]], *, kept: str) -> Frames:
     """Return pictures for `viz.play`, one per operation that takes time or waits. The last picture shows all of them.
 
-    kept: if given, a line below the lanes shows how long the result with this name has to be kept in memory
+    kept: a result; a line below the lanes shows how long it has to be kept in memory
 
     Raises OrderError for operations that can't be run in this order.
     """
@@ -45,7 +44,7 @@ def _draw(operations: Sequence[Operation[str]], whole: Timing[str], kept: str) -
     so_far = f"{_text(max(ends))} ms so far" if len(done) < len(whole.spans) else f"{_text(whole.total)} ms in total"
     title = f"{so_far}, {_text(waited)} ms of them spent waiting"
     with style():
-        picture, axes = chart(WIDTH, 1.75 + 0.3 * bool(kept), title, title)
+        picture, axes = chart(WIDTH, 2.05, title)
         for lane, name in enumerate(_LANES):
             for span in timing.lanes.get((0, name), []):
                 if span.end > span.start:
@@ -56,18 +55,15 @@ def _draw(operations: Sequence[Operation[str]], whole: Timing[str], kept: str) -
         if kept in done:
             start, end = timing.lifetimes[kept]
             axes.plot([start, end], [2, 2], color=GOLD, linewidth=4, solid_capstyle="butt")
-        rows(axes, [*_LANES, *[f"{kept} is kept"] * bool(kept)])
+        rows(axes, [*_LANES, f"{kept} is kept"])
         axes.set_xlim(0, whole.total * 1.01)
         axes.set_xlabel("milliseconds")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="x")
-    order = ", ".join(f"{span.operation.name} from {_text(span.start)} to {_text(span.end)}" for span in _spans(timing))
+    ran = sorted((span for span in timing.spans.values() if span.end > span.start), key=lambda span: span.start)
+    order = ", ".join(f"{span.operation.name} from {_text(span.start)} to {_text(span.end)}" for span in ran)
     picture.description = f"When each operation runs: {order}."
     return picture
-
-
-def _spans(timing: Timing[str]) -> list[Any]:
-    return sorted((span for span in timing.spans.values() if span.end > span.start), key=lambda span: span.start)
 
 
 def _box(axes: Axes, lane: int, start: float, end: float, name: str, color: str, total: float) -> None:

@@ -47,26 +47,24 @@ def collective(results: Sequence[Any], *, name: str) -> Picture:
         centered(axes, x + between / 2, y - 0.16, name, 9.5, bold=True)
         arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
     each = "; ".join(
-        f"rank {r} has {_said(a)} and then {_said(b)}" for r, (a, b) in enumerate(zip(*sides, strict=True))
+        f"rank {r} has {', '.join(a) or 'nothing'} and then {', '.join(b) or 'nothing'}"
+        for r, (a, b) in enumerate(zip(*sides, strict=True))
     )
     picture.description = f"What each of {ranks} holds before and after {name}: {each}."
     return picture
 
 
-def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Picture:
+def ring(results: Sequence[Sequence[Any]], *, title: str) -> Picture:
     """Draw partial sums that travel around a ring.
 
-    results[r] has rank r's sum, a single number, at the start and after each step.
-
-    Arrows point to the right neighbor. Raises ValueError if a value isn't a single number.
+    results[r] has rank r's sum, a single number, at the start and after each step. Arrows point to the right neighbor.
     """
     p, steps = len(results), len(results[0])
-    numbers = [[_number(value) for value in held] for held in results]  # [rank][step]
+    numbers = [[str(round(float(value))) for value in held] for held in results]  # [rank][step]
     width = max(0.62, 0.1 + text_width(max((text for held in numbers for text in held), key=len), 8.5))
-    left, step_height, gap, top = 0.72, 0.78, 0.34, 0.62 if title else 0.36
+    left, step_height, gap, top = 0.72, 0.78, 0.34, 0.62
     with style():
-        caption = title or f"ring of {p} ranks, {steps - 1} steps"
-        picture, axes = canvas(left + p * (width + gap) + 0.1, top + steps * step_height - 0.4, caption, title)
+        picture, axes = canvas(left + p * (width + gap) + 0.1, top + steps * step_height - 0.4, title, title)
         for rank in range(p):
             x = left + rank * (width + gap) + width / 2
             centered(axes, x, top - 0.14, f"rank {rank}", 9, bold=True)
@@ -78,22 +76,9 @@ def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Pictu
                 _cell(axes, x, y, width, held[step], 8.5)
                 if step + 1 < steps:
                     _to_the_right(axes, x + width / 2, y + 0.32, width + gap, step_height - 0.4, rank == p - 1, left)
-    picture.description = (
-        f"A row of {p} ranks for the start and for each of {steps - 1} steps. "
-        "Arrows lead from each rank to its right neighbor."
-    )
+    rows = [f"rank {rank} has {', '.join(held)}" for rank, held in enumerate(numbers)]
+    picture.description = f"The start and {steps - 1} steps, with arrows to the right: {'; '.join(rows)}."
     return picture
-
-
-def _number(value: Any) -> str:
-    texts = _texts(value)
-    if len(texts) != 1:
-        raise ValueError(f"ring draws one number per rank and step, not {len(texts)}; pass only the sum")
-    return texts[0]
-
-
-def _said(texts: Sequence[str]) -> str:
-    return ", ".join(texts) or "nothing"
 
 
 def _to_the_right(axes: Axes, x: float, y: float, across: float, down: float, last: bool, left: float) -> None:

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#666666")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
 DASHES: Any = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)), (0, (8, 3)))
-MARKERS = ("o", "s", "^", "D")
 CURVES = ("#9A9A9A", "#6A3D9A", "#8C510A", "#222222", "#B79AD6")  # what others are compared with, then the others
 INK = "#222222"
 FAINT = "#6B6B6B"
@@ -133,10 +132,10 @@ def on_white(alpha: float) -> dict[str, Any]:
     return {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": alpha}
 
 
-def chart(width: float, height: float, caption: str, title: str | None) -> tuple[Picture, Axes]:
-    """Return a picture with x and y axes."""
+def chart(width: float, height: float, title: str | None, caption: str = "") -> tuple[Picture, Axes]:
+    """Return a picture with x and y axes. Its caption is the title if there's no other."""
     picture = Picture(figsize=(width, height), layout="constrained")
-    picture.caption = caption
+    picture.caption = caption or title or ""
     axes = picture.add_subplot()
     if title:
         axes.set_title(title)

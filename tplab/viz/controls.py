@@ -1,12 +1,13 @@
 """Controls below a cell: one for each argument of a function, and a Play button for its steps.
 
-Numbers get a slider and Booleans a check box. Other values get buttons, or a drop-down list if there are too many.
+Numbers and Booleans get a slider, and other values get a drop-down list.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from functools import cache
+from typing import Any
 
 from tplab.viz.colors import Picture
 
@@ -18,9 +19,8 @@ _LOST = """\
 .tplab-explore.jupyter-widgets-disconnected::before,
 .tplab-explore .jupyter-widgets-disconnected::before { content: none; }
 .tplab-explore.jupyter-widgets-disconnected
-> :is(.widget-slider, .widget-play, .widget-toggle-buttons, .widget-dropdown, .widget-checkbox)
+> :is(.widget-slider, .widget-play, .widget-dropdown)
 { opacity: 0.45; pointer-events: none; }
-.tplab-explore > .widget-toggle-buttons > .widget-label { text-align: right; }
 .tplab-drawing { opacity: 0.4; transition: opacity 0.1s 0.2s; }
 .jp-OutputArea:has(.tplab-lost) .jp-OutputArea-output.jupyter-widgets { display: none; }
 .jp-OutputArea:has(.tplab-explore.jupyter-widgets-disconnected) .tplab-lost,
@@ -33,12 +33,11 @@ data-commandlinker-command="apputils:run-all-enabled"
 data-commandlinker-args='{"commands": ["notebook:run-all-above", "notebook:run-cell"]}'>Run these cells</button>
 </div>"""
 _LABELS = {"description_width": "7em"}
-_MOST_BUTTONS, _LONGEST_BUTTON = 6, 20
 _STEP = "step"
 
 
-class Frames(Sequence[Picture]):
-    """The pictures of a run, in order. draw(i) draws the i-th picture when it's needed."""
+class Frames:
+    """The pictures of a run, in order, for `play`. draw(i) draws the i-th picture when it's needed."""
 
     def __init__(self, count: int, draw: Callable[[int], Picture]) -> None:
         self._count, self._draw = count, draw
@@ -46,13 +45,8 @@ class Frames(Sequence[Picture]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Picture: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Picture]: ...
-    def __getitem__(self, index: int | slice) -> Picture | Sequence[Picture]:
-        places = range(self._count)[index]
-        return self._draw(places) if isinstance(places, int) else [self._draw(place) for place in places]
+    def __getitem__(self, index: int) -> Picture:
+        return self._draw(range(self._count)[index])
 
 
 def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = None, **choices: Sequence[Any]) -> Any:
@@ -62,26 +56,22 @@ def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = N
 
     The controls start at the values in `start`, or else at the first value of each argument. The function is called
     once for each selection. Outside a notebook, there are no controls, and `explore` returns the function's result for
-    the first values. Raises ValueError for an argument with no possible values, and for a start value that isn't one of
-    the argument's values.
+    the first values. Raises ValueError for a start value that isn't one of the argument's values.
     """
-    first = _first(choices, dict(start or {}), "explore")
+    first = _first(choices, start or {})
     if not _in_notebook():
         return function(**first)
-    arguments = _widgets(choices, first)
-    picture = _Output(lambda: function(**_values(arguments)), lambda: repr(_values(arguments)))
+    arguments, cached = _widgets(choices, first), cache(function)
+    picture = _Output(lambda: cached(**_values(arguments)))
     for widget in arguments.values():
         widget.observe(picture.update, "value")
     return picture.below(*arguments.values())
 
 
 def play(
-    function: Callable[..., Sequence[Any]],
-    *,
-    start: Mapping[str, Any] | None = None,
-    seconds: float = 1.0,
+    function: Callable[..., Frames], *, start: Mapping[str, Any] | None = None, seconds: float = 1.0,
     **choices: Sequence[Any],
-) -> Any:
+) -> Any:  # fmt: skip
     """Show the pictures in the sequence function(**values) one at a time, with a Play button that goes through them.
 
         viz.play(record_a_run, p=(2, 4), start={"p": 4, "step": 3})
@@ -94,10 +84,9 @@ def play(
     """
     given = dict(start or {})
     step = given.pop(_STEP, 0)
-    first = _first(choices, given, "play")
-    if _STEP in choices:
-        raise ValueError(f"play has its own slider for {_STEP!r}, so no argument can have that name")
-    pictures = function(**first)
+    first = _first(choices, given)
+    cached = cache(function)
+    pictures = cached(**first)
     if not 0 <= step < len(pictures):
         raise ValueError(f"start=step={step!r} is none of the {len(pictures)} steps, which are counted from 0")
     if not _in_notebook():
@@ -105,28 +94,20 @@ def play(
     import ipywidgets
 
     arguments = _widgets(choices, first)
-    runs = {repr(first): pictures}
     place = {"min": 0, "max": len(pictures) - 1, "value": step}
     player = ipywidgets.Play(**place, interval=1000 * seconds, show_repeat=False, layout={"margin": "2px 0 2px 7.4em"})
     steps = ipywidgets.IntSlider(**place, description=_STEP, style=_LABELS, layout={"width": "30em"})
     ipywidgets.jslink((player, "value"), (steps, "value"))
 
-    def run() -> Sequence[Any]:
-        values = _values(arguments)
-        if repr(values) not in runs:
-            runs[repr(values)] = function(**values)
-        return runs[repr(values)]
-
-    picture = _Output(lambda: run()[steps.value], lambda: f"{_values(arguments)} {steps.value}")
+    picture = _Output(lambda: cached(**_values(arguments))[steps.value])
 
     def another_run(_: Any) -> None:
         with picture.drawing():
             player.playing = False
-            count = len(run())
+            last = len(cached(**_values(arguments))) - 1
             steps.unobserve(picture.update, "value")  # the new picture is drawn once, below
             for widget in (player, steps):
-                widget.value = 0
-                widget.max = count - 1
+                widget.value, widget.max = 0, last
             steps.observe(picture.update, "value")
             picture.show()
 
@@ -137,23 +118,20 @@ def play(
 
 
 class _Output:
-    """Shows the result of draw() below the widgets that change it. `key` returns what the result depends on."""
+    """Shows the result of draw() below the widgets that change it."""
 
-    def __init__(self, draw: Callable[[], Any], key: Callable[[], str]) -> None:
+    def __init__(self, draw: Callable[[], Any]) -> None:
         import ipywidgets
 
-        self.draw, self.key, self.output = draw, key, ipywidgets.Output()
-        self.shown: dict[str, Any] = {}  # the result for each key
+        self.draw, self.output = draw, ipywidgets.Output()
 
     def show(self) -> None:
         from IPython.display import display
 
-        key = self.key()
-        if key not in self.shown:
-            self.shown[key] = self.draw()
+        shown = self.draw()
         self.output.clear_output(wait=True)
-        if self.shown[key] is not None:
-            display(self.shown[key])
+        if shown is not None:
+            display(shown)
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -186,11 +164,8 @@ class _Output:
         return box
 
 
-def _first(choices: Mapping[str, Sequence[Any]], start: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _first(choices: Mapping[str, Sequence[Any]], start: Mapping[str, Any]) -> dict[str, Any]:
     """Return each argument's starting value. Raises ValueError for a value that isn't among the argument's choices."""
-    empty = [argument for argument, values in choices.items() if not len(values)]
-    if not choices or empty:
-        raise ValueError(f"{name} needs at least one value to choose from{f' for {empty[0]}' if empty else ''}")
     first = {argument: values[0] for argument, values in choices.items()} | dict(start)
     for argument, value in first.items():
         if value not in choices.get(argument, ()):
@@ -206,16 +181,11 @@ def _widget(name: str, values: Sequence[Any], value: Any) -> Any:
     """Return the widget with which these values are easiest to choose from."""
     import ipywidgets
 
-    if all(isinstance(each, bool) for each in values):
-        return ipywidgets.Checkbox(value=value, description=name, style=_LABELS)
     chosen = {"options": [(str(each), each) for each in values], "value": value, "description": name}
+    look = {"style": _LABELS, "layout": {"width": "30em"}}
     if all(isinstance(each, int | float) for each in values):
-        wide = {"width": "30em"}
-        return ipywidgets.SelectionSlider(**chosen, continuous_update=False, style=_LABELS, layout=wide)
-    if len(values) <= _MOST_BUTTONS and all(len(str(each)) <= _LONGEST_BUTTON for each in values):
-        beside = {"display": "flex", "align_items": "center"}  # the buttons beside their name
-        return ipywidgets.ToggleButtons(**chosen, style={**_LABELS, "button_width": "auto"}, layout=beside)
-    return ipywidgets.Dropdown(**chosen, style=_LABELS, layout={"width": "30em"})
+        return ipywidgets.SelectionSlider(**chosen, **look, continuous_update=False)
+    return ipywidgets.Dropdown(**chosen, **look)
 
 
 def _values(widgets: Mapping[str, Any]) -> dict[str, Any]:

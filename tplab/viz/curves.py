@@ -31,7 +31,7 @@ def curves(
             axes.set_title(title or "")
             _draw_differences(below, apart, largest)
         else:
-            picture, axes = chart(WIDTH * 0.85, 2.9, caption, title)
+            picture, axes = chart(WIDTH * 0.85, 2.9, title, caption)
             below = axes
         for index, (name, values) in enumerate(lines.items()):
             axes.plot(
@@ -42,8 +42,7 @@ def curves(
         axes.grid()
         axes.legend(handlelength=3.2)
         below.set_xlabel(xlabel)
-    ends = {name: (values[0], values[-1]) for name, values in lines.items() if values}
-    each = "; ".join(f"{name} goes from {first:,.4g} to {last:,.4g}" for name, (first, last) in ends.items())
+    each = "; ".join(f"{name} goes from {line[0]:,.4g} to {line[-1]:,.4g}" for name, line in lines.items() if line)
     picture.description = f"{ylabel} over {xlabel}: {each}."
     if two_charts:
         picture.description += f" Below, the differences from {next(iter(lines))}, which are at most {largest:.2g}."

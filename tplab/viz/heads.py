@@ -9,7 +9,7 @@ v0            v0
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tplab.viz.blocks import block, centered, label, rectangle, text_width
+from tplab.viz.blocks import block, centered, label, rectangle
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
 _ROW = 0.5  # inches from one row of heads to the next
@@ -18,24 +18,19 @@ _GAP = 0.14  # between two ranks
 _LEFT = 0.5
 
 
-def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = None) -> Picture:
+def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str) -> Picture:
     """Draw each rank's heads by number, one row per kind: {"q": [0, 1], "k": [0], "v": [0]}.
 
-    A head that is on more than one rank has a dashed frame. All ranks must have the same rows.
+    A head that is on more than one rank has a dashed frame.
     """
     rows = list(ranks[0])
-    for rank, held in enumerate(ranks):
-        if list(held) != rows:
-            raise ValueError(f"every rank has the rows {rows}, rank {rank} has {list(held)}")
     owners = Counter((row, head) for held in ranks for row in rows for head in held[row])
     shared = any(count > 1 for count in owners.values())
-    head = title or f"heads on {len(ranks)} ranks"
-    width = max(WIDTH, text_width(head, 11) + 0.4)
-    each = (width - _LEFT - 0.15 - _GAP * (len(ranks) - 1)) / len(ranks)
+    each = (WIDTH - _LEFT - 0.15 - _GAP * (len(ranks) - 1)) / len(ranks)
     top = 0.72
     height = top + _ROW * len(rows) + (0.26 if shared else 0.04)
     with style():
-        picture, axes = canvas(width, height, head, head)
+        picture, axes = canvas(WIDTH, height, title, title)
         for line, row in enumerate(rows):
             axes.text(_LEFT - 0.14, top + line * _ROW + _HEIGHT / 2, row, fontsize=10.5, ha="right", va="center")
         for rank, held in enumerate(ranks):

@@ -23,24 +23,22 @@ _NORM, _F, _BLOCK, _G, _DROP, _PLUS = (0.62, 1.28), 1.74, (2.2, 3.86), 4.32, (4.
 def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int) -> Picture:
     """Draw a layer with the collectives that one rank recorded in its forward and backward passes.
 
-    forward:  the attention's collective, then the MLP's (empty if nothing was sent)
-    backward: the MLP's collective, then the attention's (empty if nothing was sent)
+    forward:  the attention's collective, then the MLP's
+    backward: the MLP's collective, then the attention's
+
+    Raises ValueError if there aren't two collectives in each pass.
     """
-    for name, calls in (("forward", forward), ("backward", backward)):
-        if len(calls) not in (0, 2):
-            raise ValueError(f"a layer communicates twice {name}, or with one rank never; got {len(calls)} collectives")
-    head = f"a transformer layer on {units.count(ranks, 'rank')}"
+    (in_attention, in_mlp), (back_in_mlp, back_in_attention) = forward, backward
+    head = f"a transformer layer on {ranks} ranks"
     with style():
         picture, axes = canvas(WIDTH, _MIDDLE + _ROW + 1.1, head, head)
-        rows = (("attention", "x", "", forward[:1], backward[1:]), ("MLP", "", "z", forward[1:], backward[:1]))
-        for number, (name, enters, leaves, ahead, back) in enumerate(rows):
-            _row(axes, _MIDDLE + number * _ROW, name, (enters, leaves), ranks, (ahead, back))
+        _row(axes, _MIDDLE, "attention", ("x", ""), ranks, (in_attention, back_in_attention))
+        _row(axes, _MIDDLE + _ROW, "MLP", ("", "z"), ranks, (in_mlp, back_in_mlp))
         note = "gray: the same on every rank    in color: each rank has its own heads or columns"
         axes.text(0.15, _MIDDLE + _ROW + 0.95, note, fontsize=8.5, color=FAINT, va="center")
-    picture.description = f"Attention and MLP, each split over {ranks} ranks between replicated tensors. " + (
-        f"One rank has {len(forward)} collectives forward and {len(backward)} backward."
-        if forward or backward
-        else "Nothing is sent."
+    picture.description = (
+        f"Attention and MLP, each split over {ranks} ranks between replicated tensors. "
+        "One rank has 2 collectives forward and 2 backward."
     )
     return picture
 
@@ -56,8 +54,7 @@ def _row(axes: Axes, y: float, name: str, ends: tuple[str, str], ranks: int, cal
         height = _TALL / ranks
         top = y - _TALL / 2 + rank * height
         block(axes, _BLOCK[0], top, _BLOCK[1] - _BLOCK[0], height, rank)
-        words = name if ranks == 1 else f"{name}, rank {rank}"
-        label(axes, sum(_BLOCK) / 2, top + height / 2, words, 9 if ranks <= 4 else 6.5)
+        label(axes, sum(_BLOCK) / 2, top + height / 2, f"{name}, rank {rank}", 9 if ranks <= 4 else 6.5)
     for at, letter, call, ahead in ((_F, "f", calls[1], False), (_G, "g", calls[0], True)):
         axes.add_patch(Circle((at, y), 0.17, facecolor="white", edgecolor=INK, linewidth=1.3))
         centered(axes, at, y, letter, 10.5, fontstyle="italic")
@@ -72,13 +69,10 @@ def _row(axes: Axes, y: float, name: str, ends: tuple[str, str], ranks: int, cal
         axes.text(at, y - 0.14, text, fontsize=10.5, fontstyle="italic", ha=side, va="center")
 
 
-def _sent(axes: Axes, at: float, y: float, calls: Sequence[Any], ahead: bool) -> None:
+def _sent(axes: Axes, at: float, y: float, call: Any, ahead: bool) -> None:
     """Write below an operator what it sent, and in which pass."""
     below = y + 0.62
-    direction = "forward →" if ahead else "← backward"
-    text = f"{direction}\n" + "\n".join(f"{call.kind}, {units.size(call.bytes)}" for call in calls)
-    if not calls:
-        text = f"{direction}\nnothing sent"
+    text = f"{'forward →' if ahead else '← backward'}\n{call.kind}, {units.size(call.bytes)}"
     axes.plot([at, at], [y + 0.17, below - 0.16], color=FAINT, linewidth=0.9, linestyle=":")
     centered(axes, at, below, text, 8.5, linespacing=1.25)
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
@@ -16,11 +15,7 @@ _MARGIN = 0.14
 
 
 def lookup(
-    ids: Sequence[int],
-    parts: Sequence[Mapping[str, Any]],
-    *,
-    vocab_size: int,
-    tokens: Sequence[str] = (),
+    ids: Sequence[int], parts: Sequence[Mapping[str, Any]], *, vocab_size: int, tokens: Sequence[str]
 ) -> Picture:
     """Draw a masked look-up of `ids`, with each rank's rows on top, its masked vectors below, and the sum on the right.
 
@@ -28,14 +23,12 @@ def lookup(
                 "foreign" [s], True where another rank has the row; "vectors" [s, h], before the sum; "out"
                 [s, h], after the sum
     vocab_size: rows with this id or a higher one are drawn as padding
-    tokens:     names for the ids, shown next to them
+    tokens:     the names of the ids, shown next to them
     """
-    tables = [torch.as_tensor(part["table"]) for part in parts]
+    tables = [part["table"] for part in parts]
     cell = max(0.3, 0.12 + max(text_width(_text(value), 9) for t in tables for value in t.flatten().tolist()))
     side = 0.08 + max(text_width(f"row {len(tables[0]) - 1}", 8), text_width(f"id {vocab_size - 1}", 8))
-    names = [
-        f"id {i}" + (f"  {token}" if token else "") for i, token in zip(ids, tokens or [""] * len(ids), strict=True)
-    ]
+    names = [f"id {i}  {token}" for i, token in zip(ids, tokens, strict=True)]
     left = 0.12 + max(text_width(name, 9.5) for name in names)
     grid = cell * tables[0].shape[1]
     owners = _owners([part["foreign"] for part in parts])
@@ -63,12 +56,8 @@ def lookup(
         _draw_vectors(axes, middle - grid / 2, below, cell, out, owners, [None] * len(ids))
         foot = below + len(ids) * _ROW + 0.14
         centered(axes, middle, foot, shape_text(out.shape), 8, color=FAINT)
-    places = ["no rank" if owner is None else f"rank {owner}" for owner in owners]
-    each = ", ".join(f"id {i} on {place}" for i, place in zip(ids, places, strict=True))
-    picture.description = (
-        f"Each rank looks up the ids whose rows it stores and has zeros for the others; the sum is complete. "
-        f"Owners: {each}."
-    )
+    each = ", ".join(f"id {i} on rank {owner}" for i, owner in zip(ids, owners, strict=True))
+    picture.description = f"Each rank looks up the ids whose rows it stores, and has zeros for the others: {each}."
     return picture
 
 
@@ -117,10 +106,9 @@ def _draw_row(
         centered(axes, *at, _text(value), 9, color=color, va="center_baseline", bbox=on_white(0.55))
 
 
-def _owners(foreign: Sequence[Any]) -> list[int | None]:
-    """Return, for each position, the rank that has the row, or None if no rank has it."""
-    masks = [torch.as_tensor(mask).tolist() for mask in foreign]
-    return [next((rank for rank, mask in enumerate(masks) if not mask[place]), None) for place in range(len(masks[0]))]
+def _owners(foreign: Sequence[Tensor]) -> list[int]:
+    """Return the rank that has the row, for each position. Raises ValueError if no rank has it."""
+    return [list(seen).index(False) for seen in zip(*(mask.tolist() for mask in foreign), strict=True)]
 
 
 def _text(value: float) -> str:

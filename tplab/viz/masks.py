@@ -18,10 +18,12 @@ _LEFT = 0.15
 def masks(masks: Mapping[str, Sequence[Tensor]]) -> Picture:
     """Draw masks [rows, columns] by label, one per rank. Kept positions are filled, and dropped ones are white.
 
-    A position is kept if its mask isn't zero. Raises ValueError if a mask isn't a small matrix, or if the labels have
-    different numbers of ranks.
+    A position is kept if its mask isn't zero. Raises ValueError if a mask has more than 32 rows or columns.
     """
-    p = _world_size(masks)
+    for shape in (mask.shape for row in masks.values() for mask in row):
+        if max(shape) > _MOST:
+            raise ValueError(f"masks draws matrices of at most {_MOST} x {_MOST}, not {shape_text(shape)}")
+    p = max(len(row) for row in masks.values())
     each = (WIDTH - 2 * _LEFT - (p - 1) * _GAP) / p
     columns = max(mask.shape[1] for row in masks.values() for mask in row)
     cell = min(0.17, each / columns)
@@ -56,16 +58,3 @@ def _draw(axes: Any, x: float, y: float, cell: float, rank: int, mask: Tensor) -
     ]
     axes.add_collection(PatchCollection(kept, facecolor=tint(rank_color(rank), 0.85), edgecolor="white", linewidth=0.6))
     rectangle(axes, x, y, columns * cell, rows * cell, "none", FAINT)
-
-
-def _world_size(masks: Mapping[str, Sequence[Tensor]]) -> int:
-    sizes = {label: len(row) for label, row in masks.items()}
-    if not sizes or len(set(sizes.values())) != 1 or not all(sizes.values()):
-        raise ValueError(f"masks wants one mask per rank under each label, the same number for all, not {sizes}")
-    for label, row in masks.items():
-        for mask in row:
-            if mask.dim() != 2 or not 0 < max(mask.shape) <= _MOST or not min(mask.shape):
-                raise ValueError(
-                    f"masks draws matrices of at most {_MOST} x {_MOST}, {label!r} is {shape_text(mask.shape)}"
-                )
-    return next(iter(sizes.values()))

@@ -12,10 +12,9 @@ from torch import Tensor
 from tplab.viz.blocks import block, centered, rectangle, shape_text, text_width
 from tplab.viz.colors import FAINT, RED, WIDTH, Picture, canvas, on_white, style, tint
 
-_MOST = 10  # the most rows and columns of a tensor that are shown; dots stand for the rest
+_MOST = 10  # rows and columns of a tensor
 _CELL_HEIGHT = 0.27
 _GAP = 0.38
-_DOTS = "…"
 
 _MOST_READ = 12  # a description lists the values of matrices with up to this many
 
@@ -32,43 +31,41 @@ class _Entry:
     @property
     def cell_width(self) -> float:
         texts = [*(text for row in self.cells for text in row), *self.headings]
-        return max(0.3, 0.13 + text_width(max(texts, key=len, default=""), 9))
+        return max(0.3, 0.13 + text_width(max(texts, key=len), 9))
 
     @property
     def width(self) -> float:
-        grid = self.cell_width * max((len(row) for row in self.cells), default=1)
-        return max(grid, text_width(self.label, 10), text_width(self.shape, 9))
+        return max(self.cell_width * len(self.cells[0]), text_width(self.label, 10), text_width(self.shape, 9))
 
     @property
     def height(self) -> float:
-        return 0.46 + _CELL_HEIGHT * max(len(self.cells), 1) + (0.2 if self.headings else 0)
+        return 0.46 + _CELL_HEIGHT * len(self.cells) + (0.2 if self.headings else 0)
 
 
 def matrices(
-    tensors: Mapping[str, Any],
-    *,
-    headings: Sequence[str] = (),
-    compare: Mapping[str, str] | None = None,
+    tensors: Mapping[str, Any], *, headings: Sequence[str] = (), compare: Mapping[str, str] | None = None
 ) -> Picture:
-    """Draw tensors of at most two dimensions with their values, side by side, in as many lines as needed.
+    """Draw vectors and matrices with their values, side by side, in as many lines as needed.
 
     If the label of a matrix names a rank, as in "rank 1: A", the matrix has that rank's color.
 
-    tensors:  by label; for a list of tensors, such as the results of all ranks, one matrix per rank is drawn
+    tensors:  by label, each with 1 to 10 rows and columns
     headings: names for the columns, shown above every matrix with that many columns
     compare:  {"yours": "correct"} draws the cells of "yours" red where they differ from those of "correct"
+
+    Raises ValueError for a tensor that's larger or has more dimensions.
     """
-    entries = _entries(tensors)
+    entries = [_entry(label, value) for label, value in tensors.items()]
     by_label = {entry.label: entry for entry in entries}
     for one, correct in (compare or {}).items():
         by_label[one].correct = by_label[correct].cells
     for entry in entries:
-        if headings and entry.cells and len(entry.cells[0]) == len(headings):
+        if len(entry.cells[0]) == len(headings):
             entry.headings = headings
     lines = _lines(entries)
     top = 0.08
-    height = top + sum(max((entry.height for entry in line), default=0) + 0.2 for line in lines)
-    width = max((sum(entry.width + _GAP for entry in line) for line in lines), default=1.0)
+    height = top + sum(max(entry.height for entry in line) + 0.2 for line in lines)
+    width = max(sum(entry.width + _GAP for entry in line) for line in lines)
     caption = "matrices: " + ", ".join(f"{entry.label} {entry.shape}" for entry in entries)
     with style():
         picture, axes = canvas(width, height, caption)
@@ -78,8 +75,8 @@ def matrices(
             for entry in line:
                 _draw(axes, x, y, entry)
                 x += entry.width + _GAP
-            y += max((entry.height for entry in line), default=0) + 0.2
-    each = "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}{_wrong_ones(entry)}" for entry in entries)
+            y += max(entry.height for entry in line) + 0.2
+    each = "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}" for entry in entries)
     picture.description = f"Matrices with their values: {each}."
     return picture
 
@@ -105,27 +102,17 @@ def _values(cells: Sequence[Sequence[str]]) -> str:
     """Return the values in words, or "" for a matrix that's too large to be read aloud."""
     if sum(map(len, cells)) > _MOST_READ:
         return ""
-    return " has " + ("; ".join("the row " + ", ".join(row) for row in cells) or "no values")
+    return " has " + "; ".join("the row " + ", ".join(row) for row in cells)
 
 
 def _is_wrong(entry: _Entry, i: int, j: int) -> bool:
     return entry.correct is not None and entry.cells[i][j] != entry.correct[i][j]
 
 
-def _wrong_ones(entry: _Entry) -> str:
-    if entry.correct is None:
-        return ""
-    places = [f"{i}, {j}" for i, row in enumerate(entry.cells) for j in range(len(row)) if _is_wrong(entry, i, j)]
-    return f" (wrong at [{']; ['.join(places)}])" if places else " (all correct)"
-
-
 def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
     axes.text(x, y + 0.1, entry.label, fontsize=9.5, fontweight="bold", va="center")
     axes.text(x, y + 0.28, entry.shape, fontsize=8.5, color=FAINT, va="center")
-    rows, columns = len(entry.cells), max((len(row) for row in entry.cells), default=0)
-    if not rows or not columns:
-        axes.text(x, y + 0.55, "empty", fontsize=9, style="italic", va="center")
-        return
+    rows, columns = len(entry.cells), len(entry.cells[0])
     top = y + (0.62 if entry.headings else 0.42)
     for j, text in enumerate(entry.headings):
         centered(axes, x + (j + 0.5) * entry.cell_width, top - 0.11, text, 9)
@@ -139,36 +126,25 @@ def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
             centered(axes, *at, text, 9, va="center_baseline", bbox=on_white(0.55))
 
 
-def _entries(tensors: Mapping[str, Any]) -> list[_Entry]:
-    pairs: list[tuple[str, Tensor, int | None]] = []
-    for name, value in tensors.items():
-        if isinstance(value, (list, tuple)) and value and all(isinstance(part, Tensor) for part in value):
-            pairs += [(f"{name}, rank {rank}", part, rank) for rank, part in enumerate(value)]
-        else:
-            named = re.search(r"\brank (\d+)", name)
-            pairs.append((name, torch.as_tensor(value).detach().cpu(), int(named[1]) if named else None))
-    return [_Entry(name, shape_text(tensor.shape), rank, _cells(tensor.detach().cpu())) for name, tensor, rank in pairs]
+def _entry(label: str, value: Any) -> _Entry:
+    tensor, named = torch.as_tensor(value).detach().cpu(), re.search(r"\brank (\d+)", label)
+    return _Entry(label, shape_text(tensor.shape), int(named[1]) if named else None, _cells(tensor))
 
 
 def _cells(tensor: Tensor) -> list[list[str]]:
-    """Return the elements as text, row by row, with dots for rows and columns that don't fit."""
-    flat = tensor.reshape(1, -1) if tensor.dim() < 2 else tensor.flatten(0, -2)
-    rows, columns = _shown(flat.shape[0]), _shown(flat.shape[1])
-    numbers = flat[[i for i in rows if i is not None]][:, [j for j in columns if j is not None]]
-    digits = _digits(numbers)
-    return [[_DOTS if i is None or j is None else _number(flat[i, j].item(), digits) for j in columns] for i in rows]
-
-
-def _shown(size: int) -> list[int | None]:
-    """Return the indices to show, with None for the dots."""
-    if size <= _MOST:
-        return list(range(size))
-    return [*range(_MOST - 2), None, size - 1]
+    """Return the elements as text, row by row."""
+    matrix = torch.atleast_2d(tensor)
+    if matrix.dim() > 2 or not 0 < matrix.numel() <= _MOST * max(matrix.shape) <= _MOST**2:
+        raise ValueError(
+            f"matrices draws 1 to {_MOST} rows and columns, not {shape_text(tensor.shape)}; draw a part of it"
+        )
+    digits = _digits(matrix)
+    return [[_number(value, digits) for value in row] for row in matrix.tolist()]
 
 
 def _digits(numbers: Tensor) -> int:
     """Return how many decimals are needed to distinguish the elements: 0 for whole numbers, otherwise at most 2."""
-    if not numbers.is_floating_point() or not numbers.numel():
+    if not numbers.is_floating_point():
         return 0
     wide = numbers.to(torch.float64)
     return next((d for d in (0, 1) if torch.allclose(wide.round(decimals=d), wide, rtol=0, atol=1e-6)), 2)

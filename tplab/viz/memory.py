@@ -20,7 +20,7 @@ RED = "#C62828"
 _GB, _MB = 10**9, 10**6
 
 
-def bill(bills: Mapping[str, Any], *, capacity: int | None = None, title: str | None = None) -> Picture:
+def bill(bills: Mapping[str, Any], *, capacity: int | None = None, title: str) -> Picture:
     """Draw one stacked bar per label with weights, gradients, optimizer state and activations, in GB (10^9 bytes).
 
     If all bars are below 0.1 GB, the unit is MB.
@@ -33,9 +33,8 @@ def bill(bills: Mapping[str, Any], *, capacity: int | None = None, title: str | 
     largest = max(*totals.values(), capacity or 0)
     unit = _GB if largest >= _GB / 10 else _MB
     most = largest / unit
-    caption = title or "; ".join(f"{label}: {_in_gb(total)}" for label, total in totals.items())
     with style():
-        picture, axes = chart(WIDTH, 1.25 + 0.52 * len(bars), caption, title)
+        picture, axes = chart(WIDTH, 1.25 + 0.52 * len(bars), title)
         for place, (label, parts) in enumerate(bars.items()):
             left = 0.0
             for name, size in parts.items():
@@ -59,21 +58,19 @@ def bill(bills: Mapping[str, Any], *, capacity: int | None = None, title: str | 
         if capacity and any(total > capacity for total in totals.values()):
             handles.append(Patch(facecolor=tint(RED, 0.72), edgecolor=INK, label="does not fit"))
         picture.legend(handles=handles, ncols=len(handles), loc="outside lower center", columnspacing=1.2)
-    too_much = {label: ", which doesn't fit" * bool(capacity and total > capacity) for label, total in totals.items()}
-    each = "; ".join(f"{label} needs {_in_gb(total)}{too_much[label]}" for label, total in totals.items())
-    has = f". The GPU has {_in_gb(capacity)}" if capacity else ""
-    picture.description = f"Stacked bars by category: {each}{has}."
+    each = "; ".join(f"{label} needs {_verdict(totals[label], parts, capacity)}" for label, parts in bars.items())
+    picture.description = f"Stacked bars by category{line}: {each}."
     return picture
 
 
-def live_memory(meter: Any, *, title: str | None = None) -> Picture:
+def live_memory(meter: Any, *, title: str) -> Picture:
     """Plot what a `tplab.memory.meter.MemoryMeter` recorded: live MB after each tensor that was created or freed."""
     if not meter.curve:
         raise ValueError("the meter saw no tensor: is the program inside its `with` block?")
     curve = [size / 1e6 for size in meter.curve]
     top = max([*curve, (meter.capacity or 0) / 1e6]) * 1.3
     with style():
-        picture, axes = chart(WIDTH, 2.9, title or f"live memory, {max(curve):.3g} MB at most", title)
+        picture, axes = chart(WIDTH, 2.9, title)
         axes.fill_between(range(len(curve)), curve, step="post", color=_PARTS["optimizer state"][0])
         axes.step(range(len(curve)), curve, where="post", color=INK, linewidth=1)
         starts: list[float] = []  # start of the last name in each row; a name goes into the first row with room
@@ -93,9 +90,7 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
         axes.set_ylabel("MB live")
         axes.set_xlabel("tensors that came and went, in order")
         axes.set_xticks([])
-    picture.description = f"Live memory rises and falls over {len(curve)} events, to {max(curve):.3g} MB at most" + (
-        f", of {meter.capacity / 1e6:.3g} MB." if meter.capacity else "."
-    )
+    picture.description = f"Live memory rises and falls over {len(curve)} events, to {max(curve):.3g} MB at most."
     return picture
 
 

@@ -13,26 +13,20 @@ _NODE = 8  # GPUs
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, rank: int = 0, title: str | None = None) -> Picture:
+def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, rank: int, title: str) -> Picture:
     """Draw the groups of each axis. Ranks with the same letter form a group, and each node has a frame.
 
     groups: for each axis, all its groups as lists of ranks, such as {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
     rank:   the groups of this rank are in its color
     """
-    ranks = sorted({each for group in next(iter(groups.values()), ()) for each in group})
-    if not ranks:
-        raise ValueError("mesh needs at least one axis with one group to draw")
+    ranks = sorted(each for group in next(iter(groups.values())) for each in group)
     for axis, its in groups.items():
         if sorted(each for group in its for each in group) != ranks:
             raise ValueError(f"the groups of {axis} don't hold each of the ranks 0 to {ranks[-1]} once: {list(its)}")
-    if rank not in ranks:
-        raise ValueError(f"the mesh has the ranks 0 to {ranks[-1]}, and rank {rank} isn't one of them")
-    sizes = ", ".join(f"{axis} = {max(map(len, its))}" for axis, its in groups.items())
     width = min(0.62, (WIDTH - _LEFT - 0.15) / len(ranks))
-    top = 0.62 if title else 0.3
+    top = 0.62
     with style():
-        caption = title or f"groups of {len(ranks)} ranks: {sizes}"
-        picture, axes = canvas(WIDTH, top + _ROW * len(groups) + 0.28, caption, title)
+        picture, axes = canvas(WIDTH, top + _ROW * len(groups) + 0.28, title, title)
         for number, (axis, its) in enumerate(groups.items()):
             y = top + _ROW * number
             axes.text(0.12, y + 0.16, f"{axis} = {max(map(len, its))}", fontsize=9.5, fontweight="bold", va="center")
@@ -43,9 +37,7 @@ def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, rank: int = 0, title:
                 for each in group:
                     _rank(axes, _LEFT + each * width, y, width, each, letter, color, chosen=each == rank)
         _nodes(axes, len(ranks), width, top, top + _ROW * len(groups))
-    each_axis = "; ".join(
-        f"along {axis}, {', '.join(str(list(group)) for group in its)}" for axis, its in groups.items()
-    )
+    each_axis = "; ".join(f"along {axis}, {', '.join(map(str, its))}" for axis, its in groups.items())
     picture.description = f"Which ranks form a group: {each_axis}. The groups of rank {rank} are in color."
     return picture
 

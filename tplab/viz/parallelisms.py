@@ -7,11 +7,7 @@ from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, rank_color, sty
 
 P = LAYERS = 4
 _LEFT = 0.95  # where the ranks' columns begin
-_HOLDS = {
-    "data": "the whole model",
-    "tensor": "a part of every layer",
-    "pipeline": "some whole layers",
-}
+_HOLDS = {"data": "the whole model", "tensor": "a part of every layer", "pipeline": "some whole layers"}
 _TITLE = {
     "data": "Data parallelism: the batch is divided",
     "tensor": "Tensor parallelism: every matrix is divided",
@@ -32,9 +28,7 @@ def parallelism(kind: str) -> Picture:
             _holds(axes, kind, rank, _LEFT + rank * width, width - 0.25)
         _sends(axes, kind, width)
         _lanes(axes, kind)
-    picture.description = (
-        "For each rank, the part of the model it stores, the tokens it gets, what it sends, and when it waits."
-    )
+    picture.description = "What part of the model each rank stores, what it gets and sends, and when it waits."
     return picture
 
 
@@ -44,11 +38,9 @@ def _holds(axes: Axes, kind: str, rank: int, x: float, width: float) -> None:
     for layer in range(LAYERS):
         y = 0.66 + layer * 0.22
         rectangle(axes, x, y, width, 0.17, "none", FAINT, linestyle=(0, (2, 2)))
-        if kind == "data":
-            block(axes, x, y, width, 0.17, rank)
-        elif kind == "tensor":
+        if kind == "tensor":
             block(axes, x + rank * width / P, y, width / P, 0.17, rank)
-        elif layer == rank:
+        elif kind == "data" or layer == rank:
             block(axes, x, y, width, 0.17, rank)
     centered(axes, x + width / 2, 1.64, _HOLDS[kind], 8.5)
     gets = {

@@ -43,13 +43,8 @@ def poster(blocks: Sequence[Block], *, ranks: int, layer: slice, times: int, tit
                 _frame(axes, y, sum(_height(each) for each in blocks[layer]), times)
             _draw(axes, y, block, ranks)
             y += _height(block)
-    sends = [
-        f"{b.name} ({', '.join(filter(None, (b.forward, b.backward)))})" for b in blocks if b.forward or b.backward
-    ]
-    picture.description = (
-        f"From the top: {', '.join(block.name for block in blocks)}. Split over {ranks} ranks: "
-        f"{', '.join(block.name for block in blocks if block.split)}. All-reduces: {'; '.join(sends) or 'none'}."
-    )
+    each = "; ".join(", ".join(filter(None, (b.name, b.said, b.forward, b.backward))) for b in blocks)
+    picture.description = f"The blocks on {ranks} ranks, with what they send forward and backward: {each}."
     return picture
 
 

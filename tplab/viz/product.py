@@ -33,54 +33,47 @@ class _Part:
     note: str = ""
 
 
-def product(
-    X: Tensor | Sequence[int],
-    A: Tensor | Sequence[int],
-    *,
-    kind: str = "column",
-    p: int = 2,
-) -> Picture:
+def product(X: Tensor, A: Tensor, *, kind: str, p: int) -> Picture:
     """Draw X [b, i] times A [i, o] over p ranks.
 
     kind:  "column" (split A by columns, concatenate results) or "row" (split A by rows, X by columns, sum results)
     """
-    (b, i), (i_again, o) = _shape(X), _shape(A)
+    (b, i), (i_again, o) = X.shape, A.shape
     if i != i_again:
         raise ValueError(f"X {shape_text((b, i))} and A {shape_text((i_again, o))} can't be multiplied")
     if kind not in ("column", "row"):
         raise ValueError(f"kind is 'column' or 'row', not {kind!r}")
     if (o if kind == "column" else i) % p:
         raise ValueError(f"size {o if kind == 'column' else i} can't be cut into {p} equal parts")
-    if kind == "column":
-        whole = ", ".join(f"X A{_sub(r)}" for r in range(p))
-        return _draw(*_column((b, i, o), p), (b, i, o), f"column split, p = {p}:  X A = [{whole}]")
-    total = " + ".join(f"X{_sub(r)} A{_sub(r)}" for r in range(p))
-    return _draw(*_row((b, i, o), p), (b, i, o), f"row split, p = {p}:  X A = {total}")
+    return _draw(*(_column if kind == "column" else _row)(b, i, o, p))
 
 
-def _column(sizes: tuple[int, int, int], p: int) -> tuple[list[_Part], list[str]]:
-    (b, i, o), ranks = sizes, list(range(p))
-    each = f"{shape_text((b, o // p))} each"
-    return [
+def _column(b: int, i: int, o: int, p: int) -> tuple[list[_Part], list[str], str]:
+    """Return the matrices of the formula, the signs between them, and the title."""
+    ranks, each = list(range(p)), f"{shape_text((b, o // p))} each"
+    parts = [
         _Part("X", (b, i), [None], note="on every rank"),
         _Part("A", (i, o), ranks, "columns", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i, o // p))} each"),
         _Part("X A", (b, o), ranks, "columns", [f"XA{_sub(r)}" for r in ranks], each),
-    ], ["·", "="]
+    ]
+    return parts, ["·", "="], f"column split, p = {p}:  X A = [{', '.join(f'X A{_sub(r)}' for r in ranks)}]"
 
 
-def _row(sizes: tuple[int, int, int], p: int) -> tuple[list[_Part], list[str]]:
-    (b, i, o), ranks = sizes, list(range(p))
+def _row(b: int, i: int, o: int, p: int) -> tuple[list[_Part], list[str], str]:
+    ranks = list(range(p))
     terms = [_Part(f"X{_sub(r)} A{_sub(r)}", (b, o), [r], note=f"rank {r}") for r in ranks]
-    return [
+    parts = [
         _Part("X", (b, i), ranks, "columns", [f"X{_sub(r)}" for r in ranks], f"{shape_text((b, i // p))} each"),
         _Part("A", (i, o), ranks, "rows", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i // p, o))} each"),
         *terms,
         _Part("X A", (b, o), [None], note="the sum"),
-    ], ["·", "=", *["+"] * (p - 1), "="]
+    ]
+    title = f"row split, p = {p}:  X A = {' + '.join(term.name for term in terms)}"
+    return parts, ["·", "=", *["+"] * (p - 1), "="], title
 
 
-def _draw(parts: list[_Part], signs: list[str], sizes: tuple[int, int, int], title: str) -> Picture:
-    inches = {size: max(0.5, min(1.8, 0.22 * size)) for size in sizes}
+def _draw(parts: list[_Part], signs: list[str], title: str) -> Picture:
+    inches = {size: max(0.5, min(1.8, 0.22 * size)) for part in parts for size in part.shape}
     room = WIDTH - 0.4 - _SIGN * len(signs)
     scale = min(1.35, room / sum(_slot(part, inches[part.shape[1]]) for part in parts))
     extents = [_extent(part, inches[part.shape[1]] * scale, inches[part.shape[0]] * scale) for part in parts]
@@ -97,11 +90,8 @@ def _draw(parts: list[_Part], signs: list[str], sizes: tuple[int, int, int], tit
             if index < len(signs):
                 centered(axes, x + _SIGN / 2, middle, signs[index], 15)
                 x += _SIGN
-    picture.description = "From left to right: " + "; ".join(
-        f"{part.name} {shape_text(part.shape)}"
-        + (f", split by {part.cut} over {len(part.ranks)} ranks" if len(part.ranks) > 1 else "")
-        for part in parts
-    )
+    each = [f"{part.name} {shape_text(part.shape)}{f', split by {part.cut}' * bool(part.cut)}" for part in parts]
+    picture.description = f"From left to right: {'; '.join(each)}."
     return picture
 
 
@@ -132,13 +122,6 @@ def _slot(part: _Part, width: float) -> float:
     """Return the width in inches that a matrix needs, including its texts."""
     texts = (text_width(part.name, 10), text_width(shape_text(part.shape), 8.5), text_width(part.note, 8.5))
     return max(_extent(part, width, 0)[0], *texts) + 0.06
-
-
-def _shape(tensor_or_shape: Tensor | Sequence[int]) -> tuple[int, int]:
-    shape = tensor_or_shape.shape if isinstance(tensor_or_shape, Tensor) else tensor_or_shape
-    if len(shape) != 2:
-        raise ValueError(f"product draws matrices, not shape {shape_text(tuple(shape))}")
-    return shape[0], shape[1]
 
 
 def _sub(number: int) -> str:

@@ -54,7 +54,8 @@ def _draw(run: Any, step: int) -> Picture:
         for rank, chunks in enumerate(run.held[step]):
             _rank(axes, circle, rank, chunks, {message.chunk for message in moved if message.target == rank})
         _tell(axes, circle, run, step)
-    picture.description = _described(run, step)
+    sent = [f"rank {one.source} sent chunk {one.chunk} of {len(one.ranks)} to rank {one.target}" for one in moved]
+    picture.description = f"{run.note} In this step, {'; '.join(sent) or 'nothing was sent'}.".lstrip()
     return picture
 
 
@@ -135,29 +136,3 @@ def _tell(axes: Axes, circle: _Circle, run: Any, step: int) -> None:
     ):
         centered(axes, circle.x, circle.y + offset, words, size, bold)
     axes.text(_MARGIN, circle.y + circle.down + 0.68, _LEGEND, fontsize=8.5, color=FAINT, va="center")
-
-
-def _described(run: Any, step: int) -> str:
-    """Return a text that says what a picture shows. It's computed from the run, like the picture."""
-    complete = frozenset(range(len(run.held[0])))
-    carried = {
-        sum(sent.bytes for row in run.messages[:step] for sent in row if sent.source == rank) for rank in complete
-    }
-    moved = [
-        f"rank {sent.source} sent chunk {sent.chunk}, summed over {_ranks(sent.ranks)}, to rank {sent.target}"
-        for sent in (run.messages[step - 1] if step else ())
-    ]
-    sent = f"In this step, {'; '.join(moved)}. " if moved else ""
-    finished = [
-        f"rank {rank} has the complete chunk{'s' if len(full) > 1 else ''} {', '.join(map(str, full))}"
-        for rank, held in enumerate(run.held[step])
-        if (full := [chunk for chunk, ranks in enumerate(held) if ranks == complete])
-    ]
-    links = " or ".join(f"{size:,}" for size in sorted(carried))
-    note = f"{run.note} " if run.note else ""
-    have = f"Now {'; '.join(finished)}" if finished else "No rank has a complete chunk"
-    return f"{note}{sent}{have}. Each link has carried {links} bytes so far."
-
-
-def _ranks(ranks: frozenset[int]) -> str:
-    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, sorted(ranks)))

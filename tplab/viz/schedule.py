@@ -11,30 +11,22 @@ from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, rows, style
 
 _STRENGTH = {"F": 0.2, "B": 0.62, "I": 0.62, "W": 0.2}
 _HATCH = {"F": "", "B": "", "I": "", "W": "////"}
-_NAMES = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward of the input",
-    "W": "backward of the weights",
-}
+_NAMES = {"F": "forward", "B": "backward", "I": "backward of the input", "W": "backward of the weights"}
 _ENOUGH = 0.11  # inches that a number needs
 
 
-def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:
+def schedule(spans: Sequence[Sequence[Span]], *, title: str) -> Picture:
     """Draw the result of `tplab.pipeline.simulate`. The length of each box is the duration of an action.
 
     The boxes contain micro-batch numbers. F is light, B and I are dark, W is light and hatched. A rank with several
     chunks of the model has a lane for each chunk, the first one on top.
     """
-    if not any(spans):
-        raise ValueError("there are no actions to draw")
     every = [span for row in spans for span in row]
     begin, end = min(span.start for span in every), max(span.end for span in every)
     chunks = 1 + max(span.action.chunk for span in every)
     p = len(spans)
     with style():
-        caption = title or f"schedule of {p} ranks, {len(every)} actions, {end - begin:g} units of time"
-        picture, axes = chart(WIDTH, 1.3 + (0.42 + 0.16 * (chunks - 1)) * p, caption, title)
+        picture, axes = chart(WIDTH, 1.3 + (0.42 + 0.16 * (chunks - 1)) * p, title)
         unit = (WIDTH - 1.0) / (end - begin)  # inches
         for rank, row in enumerate(spans):
             for span in row:
@@ -47,10 +39,8 @@ def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Pi
         handles = [Patch(facecolor=tint(INK, _STRENGTH[k]), edgecolor=INK, hatch=_HATCH[k]) for k in kinds]
         names = [f"{kind}: {_NAMES[kind]}" for kind in kinds]
         picture.legend(handles, names, ncols=4, loc="outside lower right")
-    busy = [sum(span.end - span.start for span in row) / (end - begin) for row in spans]
-    each = "; ".join(f"rank {rank} is idle for {1 - share:.0%}" for rank, share in enumerate(busy))
-    rows_of = f"A row of boxes per rank, one box for each of {len(every)} actions"
-    picture.description = f"{rows_of}, over {end - begin:.4g} units of time: {each}."
+    idle = [f"{1 - sum(span.end - span.start for span in row) / (end - begin):.0%}" for row in spans]
+    picture.description = f"{len(every)} actions over {end - begin:.4g} units of time. Idle ranks: {', '.join(idle)}."
     return picture
 
 

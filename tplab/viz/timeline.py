@@ -19,7 +19,7 @@ def timeline(results: Any, *, title: str | None = None) -> Picture:
     p = len(spans)
     with style():
         caption = title or f"timeline of {p} ranks, {(last - zero) * 1000:.1f} ms"
-        picture, axes = chart(WIDTH, 1.0 + 0.42 * p, caption, title)
+        picture, axes = chart(WIDTH, 1.0 + 0.42 * p, title, caption)
         for rank in range(p):
             color = rank_color(rank)
             began, returned = spans[rank]
@@ -42,7 +42,6 @@ def timeline(results: Any, *, title: str | None = None) -> Picture:
         axes.legend(
             handles=handles, ncols=min(4, len(handles)), loc="lower right", bbox_to_anchor=(1, 1.0), borderpad=0.1
         )
-    each = "; ".join(f"rank {rank} is in {len(list(record.of_rank(rank)))} collectives" for rank in range(p))
-    within = f"within {(last - zero) * 1000:.3g} ms"
-    picture.description = f"When each rank computes and when it is in a collective: {each}, {within}."
+    each = "; ".join(f"rank {rank} is in {len(record.of_rank(rank))} collectives" for rank in range(p))
+    picture.description = f"When each rank computes and when it is in a collective: {each}."
     return picture

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from tplab.common import units
-from tplab.viz.colors import DASHES, FAINT, INK, MARKERS, WIDTH, Picture, chart, rank_color, style
+from tplab.viz.colors import DASHES, FAINT, INK, WIDTH, Picture, chart, rank_color, style
 
 _SHOWN = 2, 2**30  # the smallest and the largest message in bytes
 _SIZES = {10.0**k: units.size(10**k) for k in range(0, 13, 2)}
@@ -15,53 +15,45 @@ _SECONDS = {10.0**k: units.duration(10.0**k) for k in range(-7, 2)}
 
 def times(
     lines: Mapping[str, Callable[[float], float]],
-    points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    points: Mapping[str, Sequence[tuple[float, float]]],
     *,
-    title: str | None = None,
+    title: str,
 ) -> Picture:
-    """Plot seconds over bytes. Every line is labeled at its right end, and lines with measured points are bold.
+    """Plot seconds over bytes. Every line is labeled at its right end. Lines without measured points are thin and gray.
 
     lines:  by name, a function from bytes to seconds, such as `Link.seconds`
     points: by name, measured (bytes, seconds), in the color of the line of the same name
     """
-    points = points or {}
     low, high = _SHOWN
     steps = [low * (high / low) ** (index / 120) for index in range(121)]
     with style():
-        caption = title or "seconds over bytes: " + ", ".join(lines)
-        picture, axes = chart(WIDTH, 4.1, caption, title)
+        picture, axes = chart(WIDTH, 4.1, title)
         axes.set_xscale("log")
         axes.set_yscale("log")
         drawn = {name: [line(size) for size in steps] for name, line in lines.items()}
         for index, (name, seconds) in enumerate(drawn.items()):
-            bold = name in points or not points
             axes.plot(
-                steps, seconds, color=_color(name, lines, points), linewidth=2 if bold else 1.1,
+                steps, seconds, color=_color(name, points), linewidth=2 if name in points else 1.1,
                 linestyle="solid" if name in points else DASHES[index % len(DASHES)],
             )  # fmt: skip
-        for index, (name, measured) in enumerate(points.items()):
+        for name, measured in points.items():
             axes.plot(
-                *zip(*measured, strict=True), MARKERS[index % len(MARKERS)], markersize=5.5, markerfacecolor="white",
-                markeredgecolor=_color(name, lines, points), markeredgewidth=1.4, linestyle="none",
+                *zip(*measured, strict=True), "o", markersize=5.5, markerfacecolor="white",
+                markeredgecolor=_color(name, points), markeredgewidth=1.4, linestyle="none",
             )  # fmt: skip
         axes.set_xlim(low, high)
         axes.set_xlabel("message")
         axes.set_ylabel("time")
         _ticks(axes)
-        _names(axes, high, {name: seconds[-1] for name, seconds in drawn.items()}, lines, points)
+        _names(axes, high, {name: seconds[-1] for name, seconds in drawn.items()}, points)
         axes.grid()
-    ends = {name: f"{units.duration(seconds[0])} to {units.duration(seconds[-1])}" for name, seconds in drawn.items()}
-    each = "; ".join(f"{name} takes {took}" for name, took in ends.items())
-    sizes = f"from {units.size(low)} to {units.size(high)}"
-    picture.description = f"Time over message size, on logarithmic axes, {sizes}: {each}."
+    ends = [f"{name} {units.duration(line[0])} and {units.duration(line[-1])}" for name, line in drawn.items()]
+    picture.description = f"{units.size(low)} and {units.size(high)} take {'; '.join(ends)}."
     return picture
 
 
-def _color(name: str, lines: Mapping[str, object], points: Mapping[str, object]) -> str:
-    """Return a line's color: a rank color if it has points, or if no line has points; otherwise gray."""
-    if name in points:
-        return rank_color(list(points).index(name))
-    return FAINT if points else rank_color(list(lines).index(name))
+def _color(name: str, points: Mapping[str, object]) -> str:
+    return rank_color(list(points).index(name)) if name in points else FAINT
 
 
 def _ticks(axes: Axes) -> None:
@@ -73,9 +65,7 @@ def _ticks(axes: Axes) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def _names(
-    axes: Axes, x: float, ends: Mapping[str, float], lines: Mapping[str, object], points: Mapping[str, object]
-) -> None:
+def _names(axes: Axes, x: float, ends: Mapping[str, float], points: Mapping[str, object]) -> None:
     """Label each line at its right end. Labels are moved apart where the ends are close together."""
     low, high = axes.get_ylim()
     apart = (high / low) ** 0.062
@@ -87,7 +77,7 @@ def _names(
         axes.annotate(
             name, xy=(x, ends[name]), xytext=(x * (axes.get_xlim()[1] / axes.get_xlim()[0]) ** 0.03, place),
             fontsize=9, va="center", annotation_clip=False,
-            color=INK if name not in points else _color(name, lines, points),
+            color=INK if name not in points else _color(name, points),
             fontweight="bold" if name in points else "normal",
             arrowprops={
                 "arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5),

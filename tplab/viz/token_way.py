@@ -86,9 +86,8 @@ def _forward(stage: "_Lanes", way: Any, rank: int, step: int) -> None:
     if step == 1 and seen.foreign:
         stage.write(FOUND, stage.middle(rank), "not mine", size=9)
     if step == 1 and not seen.foreign:
-        stage.arrow(
-            (FOUND + 0.3, top + (seen.row + 0.5) * _ROW), (TABLE + 2 * _CELL, top + (seen.row + 0.5) * _ROW), color=GOLD
-        )
+        y = top + (seen.row + 0.5) * _ROW
+        arrow(stage.axes, (FOUND + 0.3, y), (TABLE + 2 * _CELL, y), color=GOLD, width=1.3)
     if 2 <= step < STEPS - 1:
         values, wrong = (seen.found if step == 2 else seen.term).tolist(), seen.foreign and step == 2
         name = f"row {seen.row}" if step == 2 else "zeros" if seen.foreign else "its term"
@@ -98,7 +97,8 @@ def _forward(stage: "_Lanes", way: Any, rank: int, step: int) -> None:
         )  # fmt: skip
         if step == 2:
             start = (TABLE + 2 * _CELL + 0.02, top + (seen.row + 0.46) * _ROW)
-            stage.arrow(start, (FOUND - 0.02, top + (middle + 0.46) * _ROW), color=RED if wrong else GOLD)
+            stop = FOUND - 0.02, top + (middle + 0.46) * _ROW
+            arrow(stage.axes, start, stop, color=RED if wrong else GOLD, width=1.3)
     if step >= 4:
         stage.vector(X, rank, seen.x.tolist(), row=middle, name="x", gold=step == 4)
     if step >= 5:
@@ -126,7 +126,7 @@ def _backward(stage: "_Lanes", way: Any, rank: int) -> None:
         row = way.token - seen.start
         at, x = stage.top(rank) + (row + 0.46) * _ROW, TABLE + 2 * _CELL
         for name, gradient, offset in (("look-up", seen.d_lookup, -0.1), ("logits", seen.d_output, 0.1)):
-            stage.arrow((FOUND - 0.14, at + offset), (x, at + offset / 3), color=RED)
+            arrow(stage.axes, (FOUND - 0.14, at + offset), (x, at + offset / 3), color=RED, width=1.3)
             stage.write(FOUND - 0.12, at + offset, f"{name}: {_pair(gradient[row])}", color=RED, size=7)
 
 
@@ -221,9 +221,6 @@ class _Lanes:
         color = RED if red else INK
         rectangle(self.axes, x, top, 0.13, bottom - top, color if active else "white", color, 1, zorder=3)
         self.write(x + 0.065, top - 0.1, name, ha="center", bold=True, color=color, size=9)
-
-    def arrow(self, start: tuple[float, float], stop: tuple[float, float], *, color: str = FAINT) -> None:
-        arrow(self.axes, start, stop, color=color, width=1.3)
 
 
 def _number(value: float) -> str:

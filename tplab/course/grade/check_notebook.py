@@ -3,9 +3,10 @@
 The reference is the executed solution notebook. The verdict on an exercise is one of these:
 
     passed      the check returned the same result as in the reference
-    failed      the check rejected the answer and said what to look at, or the exercise's cell is missing or doesn't run
+    failed      the check rejected the answer and said what to look at, or the exercise's cell is missing or doesn't
+                run, or the answer uses an earlier exercise whose cell is missing or doesn't run
     to do       the exercise's cell still contains the stub that the learner should replace
-    waiting     the answer uses an earlier exercise that is still to do, or whose cell is missing or doesn't run
+    waiting     the answer uses an earlier exercise that is still to do
     not run     the run ended before it reached the check
 
 `check_notebook` yields each verdict as soon as it is known, and changes no file.
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tplab.course.grade.answers import Merged, code_cells, merge, names_in, role_of
+from tplab.course.grade.answers import Merged, code_cells, merge, role_of
 from tplab.course.grade.needs import FIRST_CELL, select, to_notebook
 from tplab.course.grade.run import Limits, Run
 from tplab.course.notebooks.cells import Cell
@@ -68,7 +69,7 @@ def check_notebook(
     titles = exercises_of(reference)
     wanted = exercises or list(titles)
     run = Run(to_notebook(select(merged, wanted, whole=exercises is None)), folder.resolve(), limits or Limits())
-    judge = Judge(merged, reference)
+    judge = Judge(merged)
     waiting, ended = dict.fromkeys(wanted), ""
     for row in run:
         judge.see(row)
@@ -86,16 +87,11 @@ def check_notebook(
 class Judge:
     """Reads the rows that nbval_plugin.py sends, one per cell and in order, and turns a check's row into a verdict."""
 
-    def __init__(self, merged: Merged, reference: list[Cell]):
+    def __init__(self, merged: Merged):
         self.missing = merged.missing
         self.all_passed = True
         self.notes: list[str] = []
         self._broken: dict[str, str] = {}  # exercise -> why its cell failed
-        self._wrote: dict[str, str] = {}  # name -> the exercise whose cell defines it
-        for cell in code_cells(reference):
-            role, number = role_of(cell)
-            if role == "exercise":
-                self._wrote |= dict.fromkeys(names_in(cell.source), number)
 
     def see(self, row: dict) -> None:
         if row["outcome"] == "passed":
@@ -123,10 +119,6 @@ class Judge:
         asked = _asks_for(row)
         if asked == number:
             return "to do", ""
-        name = re.search(r"name '(\w+)'", row.get("evalue", ""))
-        if not asked and name and row["ename"] == "NameError":
-            owner = self._wrote.get(name[1], number)
-            asked = owner if owner != number and owner in {*self._broken, *self.missing} else ""
         return ("waiting", asked) if asked else ("failed", explain(row))
 
 

@@ -4,9 +4,9 @@
     solutions/index.py    ->  the same for the index, the page with the course's table of contents
     pictures/moving/      ->  solutions/pictures/ and chapters/pictures/, for each picture that a chapter's text shows
 
-    tplab build              build whatever has changed, or only the given pages: NN ..., "start" or "index"
+    tplab build              build whatever has changed, or only the given pages: NN ... or index
     tplab build --force      execute everything again
-    tplab build --check      list stale notebooks and errors in tables of mistakes (exit code 1 if there are any)
+    tplab build --check      list stale notebooks (exit code 1 if there are any)
 
 A chapter whose text has changed keeps its outputs; its cells run again once code or checks have changed. Everything
 except execution is a pure function, so two builds from the same outputs are byte-for-byte identical.
@@ -16,17 +16,18 @@ import argparse
 import copy
 import hashlib
 import sys
-import time
+from collections import Counter
 from pathlib import Path
 
 import nbformat
+from nbclient.exceptions import CellControlSignal, DeadKernelError
 from nbformat import NotebookNode
 
-from tplab.course.notebooks import mistakes
-from tplab.course.notebooks.numbering import INDEX, argument, number_of, package
-from tplab.course.notebooks.outputs import ExecutionError, execute, what_is_compared
+from tplab.common import units
+from tplab.course.notebooks.numbering import package
+from tplab.course.notebooks.outputs import execute, what_is_compared
 from tplab.course.notebooks.pictures import copies
-from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution, task_heading
+from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution
 from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import Cell, Chapter, SourceError, pages, read
 
@@ -43,10 +44,10 @@ METADATA = {
 def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
     """Return the chapter as a notebook without outputs: with answers or, if `blank`, as the learner first sees it."""
     notebook = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
-    if not (blank or chapter.is_index):
-        notebook.metadata["tplab"] = {"checks": fingerprint(chapter.number)}
     titles = {number: cell.attributes["title"] for number, cell in chapter.of_role("task").items()}
-    taken: set[str] = set()
+    if titles and not blank:
+        notebook.metadata["tplab"] = {"checks": fingerprint(chapter.number)}
+    taken: Counter[str] = Counter()
     for cell in chapter.cells:
         new = nbformat.v4.new_code_cell if cell.code else nbformat.v4.new_markdown_cell
         made = new(_text(cell, blank), metadata=_metadata(cell, titles))
@@ -64,18 +65,18 @@ def fingerprint(number: int) -> str:
     """
     digest = hashlib.sha256()
     folder = COURSE / "exercises" / package(number)
-    for path in [
-        *sorted(folder.glob("*.py")),
-        *folder.glob("predictions.md"),
-        *(COURSE / f"{name}.py" for name in SHOWING),
-    ]:
+    showing = [COURSE / f"{name}.py" for name in SHOWING]
+    for path in [*sorted(folder.glob("*.py")), *folder.glob("predictions.md"), *showing]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
     return digest.hexdigest()[:16]
 
 
 def _text(cell: Cell, blank: bool) -> str:
     if cell.role == "task":
-        return task_heading(cell.text, cell.number, **cell.attributes)
+        title, difficulty, minutes = (cell.attributes[name] for name in ("title", "difficulty", "minutes"))
+        dots = "●" * difficulty + "○" * (5 - difficulty)
+        told = f"{dots} · about {units.count(minutes, 'minute')}"
+        return f"### Exercise {cell.number} · {title}\n\n{told}\n\n{cell.text.strip()}"
     if cell.role == "hints":
         return fold_hints(cell.text)
     if cell.role == "exercise":
@@ -86,31 +87,23 @@ def _text(cell: Cell, blank: bool) -> str:
 
 
 def _metadata(cell: Cell, titles: dict[str, str]) -> dict:
-    metadata: dict = {}
-    if cell.role:
-        metadata["tplab"] = {cell.role: cell.number, **cell.attributes}
+    metadata: dict = {"tplab": {cell.role: cell.number, **cell.attributes}} if cell.role else {}
     if cell.role == "check":
         metadata["tplab"]["title"] = titles[cell.number]
-    tags = list(cell.tags)
-    if cell.code:
-        tags.append("nbval-check-output" if cell.role == "check" else "nbval-ignore-output")
-    if tags:
+    compared = "nbval-check-output" if cell.role == "check" else "nbval-ignore-output"
+    if tags := [*cell.tags, *[compared] * cell.code]:
         metadata["tags"] = tags
     return metadata
 
 
-def _cell_id(cell: Cell, taken: set[str]) -> str:
+def _cell_id(cell: Cell, taken: Counter[str]) -> str:
     """Return an id that is stable across builds, made from the cell's role and number, or else from its content."""
     if cell.role:
         name = f"{cell.role}-{cell.number.replace('.', '-')}"
     else:
         name = "cell-" + hashlib.sha256(f"{cell.code}{cell.text}".encode()).hexdigest()[:10]
-    unique, count = name, 1
-    while unique in taken:
-        count += 1
-        unique = f"{name}-{count}"
-    taken.add(unique)
-    return unique
+    taken[name] += 1
+    return name if taken[name] == 1 else f"{name}-{taken[name]}"
 
 
 def blank_chapter(chapter: Chapter, solution: NotebookNode) -> NotebookNode:
@@ -158,87 +151,56 @@ def with_kept_outputs(solution: NotebookNode | None, chapter: Chapter) -> Notebo
 def files_of(chapter: Chapter, solution: NotebookNode, root: Path) -> dict[Path, bytes]:
     """Return the contents of the chapter's files: its solution, its blank chapter, and copies of its pictures."""
     notebooks = {"solutions": solution, "chapters": blank_chapter(chapter, solution)}
-    texts = {root / folder / f"{chapter.stem}.ipynb": to_text(each).encode() for folder, each in notebooks.items()}
+    texts = {root / folder / f"{chapter.path.stem}.ipynb": to_text(each).encode() for folder, each in notebooks.items()}
     return texts | copies(chapter)
 
 
 def stale(chapter: Chapter, root: Path) -> list[str]:
     """Return the names of the chapter's files that are stale. This runs no cells."""
-    path = root / "solutions" / f"{chapter.stem}.ipynb"
+    path = root / "solutions" / f"{chapter.path.stem}.ipynb"
     solution = with_kept_outputs(load(path), chapter)
-    if solution is None:
-        return [_told(path, root)]
-    return [_told(path, root) for path, data in files_of(chapter, solution, root).items() if not _holds(path, data)]
-
-
-def table_problems(chapter: Chapter) -> list[str]:
-    """Return what's wrong with the chapter's tables of mistakes, such as a change that its reference answer lost."""
-    if chapter.is_index or not mistakes.path_of(chapter.number).exists():
-        return []
-    references = {number: keep_solution(cell.text) for number, cell in chapter.of_role("exercise").items()}
-    return list(mistakes.problems(mistakes.path_of(chapter.number), references))
+    changed = [path] if solution is None else _changed(files_of(chapter, solution, root))
+    return [path.relative_to(root).as_posix() for path in changed]
 
 
 def build(chapter: Chapter, root: Path, *, force: bool = False) -> list[str]:
     """Write the chapter's notebooks and pictures if they are stale, and return the names of the files written."""
-    path = root / "solutions" / f"{chapter.stem}.ipynb"
+    path = root / "solutions" / f"{chapter.path.stem}.ipynb"
     solution = None if force else with_kept_outputs(load(path), chapter)
     if solution is None:
         solution = execute(skeleton(chapter, blank=False), path.parent)
-    files = files_of(chapter, solution, root)
-    return [_write(path, data, root) for path, data in files.items() if not _holds(path, data)]
+    changed = _changed(files_of(chapter, solution, root))
+    for file, data in changed.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return [file.relative_to(root).as_posix() for file in changed]
 
 
-def _holds(path: Path, data: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == data
-
-
-def _write(path: Path, data: bytes, root: Path) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return _told(path, root)
-
-
-def _told(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
-
-
-def _name(path: Path) -> str:
-    """Return the name of a source on the command line, such as "4", "start" or "index"."""
-    return INDEX if path.stem == INDEX else argument(number_of(path.stem))
+def _changed(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    """Return those of the files that don't have their contents yet."""
+    return {path: data for path, data in files.items() if not path.is_file() or path.read_bytes() != data}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tplab build", description="Build the course's notebooks.")
-    parser.add_argument("chapters", nargs="*", metavar="NN", help='only these pages: chapters, "start" or "index"')
+    parser.add_argument("pages", nargs="*", metavar="NN", help="only these pages, by number or file name")
     parser.add_argument("--root", type=Path, default=Path("."), help="the folder that holds solutions/ and chapters/")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a notebook is stale")
     parser.add_argument("--force", action="store_true", help="execute again, also what is up to date")
     options = parser.parse_args(argv)
-    wanted = [name.lstrip("0") or "0" for name in options.chapters]
-    paths = [path for path in pages(options.root) if not wanted or _name(path) in wanted]
-    missing = set(wanted) - {_name(path) for path in paths}
-    if missing or not paths:
-        numbers = ", ".join(sorted(missing)) or "any chapter"
-        print(f"there is no source of chapter {numbers} in {options.root / 'solutions'}", file=sys.stderr)
-        return 2
+    paths = [path for path in pages(options.root) if {path.stem, path.stem[:2]} & set(options.pages or [path.stem])]
+    if not paths or len(paths) < len(options.pages):
+        parser.error(f"{options.root / 'solutions'} lacks a page; write NN, NN_name or index, and not {options.pages}")
     failed = False
     for path in paths:
-        started = time.monotonic()
         try:
             chapter = read(path)
             validate(chapter)
-            if options.check:
-                found = [f"stale       {name}; run `make notebooks`" for name in stale(chapter, options.root)]
-                found += [f"refused     {problem}" for problem in table_problems(chapter)]
-                print("\n".join(found) or f"up to date  {path.stem}")
-                failed |= bool(found)
-            else:
-                written = build(chapter, options.root, force=options.force)
-                seconds = f"{time.monotonic() - started:.0f} s"
-                print("\n".join(f"wrote       {name} ({seconds})" for name in written) or f"up to date  {path.stem}")
-        except (SourceError, ExecutionError) as error:
+            names = stale(chapter, options.root) if options.check else build(chapter, options.root, force=options.force)
+            did, remedy = ("stale", "; run `make notebooks`") if options.check else ("wrote", "")
+            print("\n".join(f"{did}       {name}{remedy}" for name in names) or f"up to date  {path.stem}", flush=True)
+            failed |= options.check and bool(names)
+        except (SourceError, CellControlSignal, DeadKernelError) as error:
             print(f"refused     {path.name}: {error}", file=sys.stderr)
             failed = True
-        sys.stdout.flush()
     return int(failed)

@@ -5,8 +5,7 @@ that don't matter to a check.
 """
 
 import json
-import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
@@ -42,19 +41,17 @@ def parse_cells(notebook: dict) -> list[Cell]:
 
 def load_notebook(path: Path) -> dict:
     """Read the JSON of a notebook file. Raises Unreadable unless it's an object with a list of cells."""
-    text = ""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        notebook = json.loads(text)
+        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise Unreadable(f"There is no file {path}.") from error
     except OSError as error:
         raise Unreadable(f"{path} can't be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:  # it isn't UTF-8 or JSON
-        why = f"it is not valid JSON ({error}). Was it cut short? Save it again from JupyterLab."
-        if re.search(r"^(<<<<<<<|=======|>>>>>>>)", text, re.MULTILINE):
-            why = "it holds the marks of a git merge (<<<<<<<). Settle the merge, then check again."
-        raise Unreadable(f"{path} is not a notebook: {why}") from error
+        raise Unreadable(
+            f"{path} is not a notebook: it is not valid JSON ({error}). Was it cut short? Or does it hold the marks "
+            "of a git merge? Save it again from JupyterLab."
+        ) from error
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise Unreadable(f"{path} is not a notebook of format 4. Open it in JupyterLab and save it.")
@@ -78,16 +75,7 @@ def _cell(raw: dict) -> Cell:
 
 def write_notebook(cells: list[Cell], path: Path) -> None:
     """Write code cells to a notebook that nbval can run."""
-    code = [
-        {
-            "cell_type": "code",
-            "id": cell.id,
-            "metadata": cell.metadata,
-            "source": cell.source,
-            "outputs": cell.outputs,
-            "execution_count": cell.execution_count,
-        }
-        for cell in cells
-    ]
+    raw = [asdict(cell) for cell in cells]
+    code = [{"cell_type": cell.pop("kind"), **cell} for cell in raw]
     notebook = {"cells": code, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     path.write_text(json.dumps(notebook), encoding="utf-8")

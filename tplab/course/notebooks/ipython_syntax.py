@@ -11,7 +11,6 @@ in the notebook's own namespace, are removed first. All other magics are calls t
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 
 TRANSPARENT = re.compile(r"^[ \t]*%%(?:time|prun|capture)\b.*|^(\s*(?:[^=#\n]+=\s*)?)%time +(?=\S)", re.MULTILINE)
@@ -57,13 +56,3 @@ def _translated(source: str) -> str:
 def ipython_lines(node: ast.AST) -> list[int]:
     """Return the numbers of the lines that only run in IPython, in order."""
     return sorted(inner.lineno for inner in ast.walk(node) if isinstance(inner, ast.Name) and inner.id == "get_ipython")
-
-
-def magic_arguments(tree: ast.AST) -> Iterator[str]:
-    """Yield what IPython's magics and shell commands receive as text: "-o f(x)" for `%timeit -o f(x)`."""
-    for call in ast.walk(tree):
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
-            continue
-        if ast.unparse(call.func.value) == "get_ipython()":
-            given = call.args[1:] if call.func.attr.startswith("run_") else call.args  # without the magic's name
-            yield from (str(one.value) for one in given if isinstance(one, ast.Constant))

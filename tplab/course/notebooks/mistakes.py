@@ -1,4 +1,4 @@
-"""Read the tables of known mistakes, and find what's wrong with them.
+"""Read the tables of known mistakes.
 
 An exercise's table is a section of `exercises/chNN/mistakes.md`:
 
@@ -29,22 +29,20 @@ because the symptoms are enough. It's only there to test the check. The same hol
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
 from tplab.course.notebooks.numbering import chapter_of, package
-from tplab.course.notebooks.source import parse_code
+from tplab.course.notebooks.source import DEFINITIONS
 
 COURSE = Path(__file__).parents[1]
 SHARED = COURSE / "checks" / "mistakes.md"
 FAILS, PASSES = " (fails)", "(passes)"
-_CODE = re.compile(
-    r"^ *```python\n(?P<block>.*?)^ *```$|`` (?P<long>.+?) ``|`(?P<short>[^`\n]+)`|\bnothing\b", re.M | re.S
-)
+_CODE = re.compile(r"^ *```python\n(?P<block>.*?)^ *```$|`(?P<line>[^`\n]+)`|\bnothing\b", re.M | re.S)
 
 
 class TableError(ValueError):
@@ -141,35 +139,27 @@ def _split(lines: Sequence[str], mark: str) -> Iterator[tuple[str, int, list[str
 
 
 def _row(path: Path, heading: str, number: int, lines: list[str]) -> Row:
-    where = f"{path.parent.name}/{path.name}:{number}"
+    file = f"{path.parent.name}/{path.name}"
+    where = f"{file}:{number}"
     key, ask = re.match(r"(?:\[(.+?)\] ?)?(.*)", heading).groups()  # type: ignore[union-attr]
     if key and not ask and path != SHARED:
         if key not in _shared_by_key():
             raise TableError(f"{where}: there is no question [{key}] in {SHARED.parent.name}/{SHARED.name}")
         ask = shared(key)
-    row = Row(ask, where, key or "")
-    for item, offset, more in _split(lines, "- "):
-        place = f"{path.parent.name}/{path.name}:{number + offset}"
-        if item.startswith("when "):
-            row = replace(row, symptoms=(*row.symptoms, item.removeprefix("when ")))
-        else:
-            row = replace(row, mistakes=(*row.mistakes, _mistake("\n".join([item, *more]), place)))
-    return row
+    items = [(item, "\n".join([item, *more]), number + offset) for item, offset, more in _split(lines, "- ")]
+    symptoms = [item.removeprefix("when ") for item, _, _ in items if item.startswith("when ")]
+    mistakes = [_mistake(text, f"{file}:{line}") for item, text, line in items if not item.startswith("when ")]
+    return Row(ask, where, key or "", tuple(mistakes), tuple(symptoms))
 
 
 def _mistake(text: str, where: str) -> Mistake:
     name, _, changes = text.partition(": ")
-    codes = [_code(found) for found in _CODE.finditer(changes)]
+    found = _CODE.finditer(changes)
+    codes = [dedent(each["block"]).rstrip("\n") if each["block"] else each["line"] or "" for each in found]
     if not codes or len(codes) % 2 or changes.count("→") * 2 != len(codes):
         raise TableError(f"{where}: write a mistake as - its name: `old text` → `new text`, `old text` → `new text`")
     pairs = tuple(zip(codes[::2], codes[1::2], strict=True))
     return Mistake(name.removesuffix(FAILS), pairs, name.endswith(FAILS), where)
-
-
-def _code(found: re.Match[str]) -> str:
-    if found["block"] is not None:
-        return dedent(found["block"]).rstrip("\n")
-    return found["long"] or found["short"] or ""
 
 
 def _span(source: str, old: str) -> tuple[int, int]:
@@ -194,49 +184,14 @@ def _span(source: str, old: str) -> tuple[int, int]:
 
 def _body(source: str, name: str) -> tuple[int, int]:
     """Return where the body of a function or method starts and ends, without its docstring."""
-    owner, _, function = name.rpartition(".")
     scope: ast.AST = ast.parse(source)
-    for kind, wanted in ((ast.ClassDef, owner), (ast.FunctionDef, function)):
-        if wanted:
-            fitting = [node for node in ast.walk(scope) if isinstance(node, kind) and node.name == wanted]
-            if len(fitting) != 1:
-                raise ValueError(f"the reference answer has {len(fitting)} definitions of {wanted} instead of one")
-            scope = fitting[0]
+    for wanted in name.split("."):
+        fitting = [node for node in ast.walk(scope) if isinstance(node, DEFINITIONS) and node.name == wanted]
+        if len(fitting) != 1:
+            raise ValueError(f"the reference answer has {len(fitting)} definitions of {wanted} instead of one")
+        [scope] = fitting
     assert isinstance(scope, ast.FunctionDef)
     body = scope.body[ast.get_docstring(scope) is not None :]
     lines = source.splitlines(keepends=True)
-    first, last = body[0], body[-1]
-    assert last.end_lineno is not None
-    start = sum(map(len, lines[: first.lineno - 1])) + first.col_offset
-    return start, sum(map(len, lines[: last.end_lineno])) - lines[last.end_lineno - 1].endswith("\n")
-
-
-def problems(path: Path, references: Mapping[str, str]) -> Iterator[str]:
-    """Yield what's wrong with a chapter's tables, each with its file and line.
-
-    references: the source of every exercise's reference answer
-    """
-    try:
-        found = tables(path)
-    except TableError as error:
-        yield str(error)
-        return
-    for title, each in found.items():
-        reference = references.get(title.split()[0])
-        if reference is None:
-            yield f"{path.parent.name}/{path.name}: there is no exercise for the section {title!r}"
-            continue
-        for row in each.rows:
-            if not (row.mistakes or row.symptoms):
-                yield f"{row.where}: this question has no mistake and no symptom below it, so nobody is ever asked it"
-        answers = [*each.mistakes, *each.right]
-        names = [answer.name for answer in answers]
-        for answer in answers:
-            if names.count(answer.name) > 1:
-                yield f"{answer.where}: {answer.name!r} is there twice"
-            try:
-                parse_code(answer.of(reference))
-            except TableError as error:
-                yield str(error)
-            except SyntaxError as error:
-                yield f"{answer.where}: the reference answer with this change isn't valid Python: {error}"
+    start = sum(map(len, lines[: body[0].lineno - 1])) + body[0].col_offset
+    return start, len("".join(lines[: body[-1].end_lineno]).rstrip("\n"))

@@ -1,4 +1,4 @@
-"""Find and validate the moving pictures that a chapter's text shows.
+"""Find the moving pictures that a chapter's text shows, and copy them to the notebooks.
 
 A markdown cell shows a picture from pictures/moving/, where the generators write them, by a link with a description:
 
@@ -15,55 +15,24 @@ moves even in a notebook that isn't trusted.
 import re
 from pathlib import Path
 
-from tplab.course.notebooks.source import Cell, Chapter
+from tplab.course.notebooks.source import Chapter, SourceError
 
 FOLDER = "pictures"  # the folder of pictures beside the notebooks
 MADE = Path("pictures", "moving")  # the folder in the repository that the generators write to
 
-_LINK = re.compile(r"!\[(?P<alt>[^\]]*)\]\(\s*(?P<target>[^)]*?)\s*\)")
-_CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-
-
-def shown_in(chapter: Chapter) -> list[str]:
-    """Return the file names of the pictures that the chapter shows, each once, in order."""
-    targets = (target for cell in chapter.cells for _, target in _links(cell))
-    return list(dict.fromkeys(target.removeprefix(f"{FOLDER}/") for target in targets))
-
-
-def validate_pictures(chapter: Chapter) -> None:
-    """Raise SourceError for the first picture that can't be shown, or that has no description."""
-    made = _root(chapter) / MADE
-    for cell in chapter.cells:
-        if not cell.code and "<img" in _CODE.sub("", cell.text):
-            raise cell.refuse(f"an <img> tag; write ![what it shows]({FOLDER}/name.svg), which the build copies along")
-        for alt, target in _links(cell):
-            name = target.removeprefix(f"{FOLDER}/")
-            if target == name or not (made / name).is_file():
-                there = ", ".join(sorted(path.name for path in made.glob("*.svg"))) or "no pictures yet"
-                raise cell.refuse(
-                    f"there is no picture {target!r}; a chapter shows {FOLDER}/NAME of a file in {MADE.as_posix()}/, "
-                    f"which has {there}"
-                )
-            if not alt.strip():
-                raise cell.refuse(f"the picture {target} has no description; say what it shows between the brackets")
+_LINK = re.compile(rf"!\[(?P<alt>[^\]]*)\]\({FOLDER}/(?P<name>[^)]*)\)")
 
 
 def copies(chapter: Chapter) -> dict[Path, bytes]:
-    """Return the path and the content of each copy of a picture that the chapter shows, in both notebook folders."""
-    root = _root(chapter)
-    return {
-        root / folder / FOLDER / name: (root / MADE / name).read_bytes()
-        for name in shown_in(chapter)
-        for folder in ("solutions", "chapters")
-    }
+    """Return the path and the content of each copy of a picture that the chapter shows, in both notebook folders.
 
-
-def _links(cell: Cell) -> list[tuple[str, str]]:
-    """Return the (alt text, target) of each picture in a markdown cell, ignoring those inside code."""
-    if cell.code:
-        return []
-    return [(found["alt"], found["target"]) for found in _LINK.finditer(_CODE.sub("", cell.text))]
-
-
-def _root(chapter: Chapter) -> Path:
-    return chapter.path.parents[1]
+    Raises SourceError if a picture has no description, or if there's no such file.
+    """
+    root, found = chapter.path.parents[1], {}
+    for link in _LINK.finditer("\n".join(cell.text for cell in chapter.cells if not cell.code)):
+        made = root / MADE / link["name"]
+        if not link["alt"].strip() or not made.is_file():
+            raise SourceError(f"{link[0]} needs a description and a file {link['name']} in {MADE.as_posix()}/")
+        for folder in ("solutions", "chapters"):
+            found[root / folder / FOLDER / link["name"]] = made.read_bytes()
+    return found

@@ -1,18 +1,10 @@
-"""Rewrite the text of individual cells in a chapter: remove answers, fold hints, and add task headings."""
+"""Rewrite the text of individual cells in a chapter: remove answers and fold hints."""
 
 import ast
 import re
 from typing import cast
 
 BEGIN, BROKEN, END = "### BEGIN SOLUTION", "### BROKEN", "### END SOLUTION"
-
-
-class RewriteError(ValueError):
-    """Raised when a cell's text can't be rewritten. The message says what to do."""
-
-
-def has_solution_region(text: str) -> bool:
-    return any(line.strip() in (BEGIN, BROKEN, END) for line in text.split("\n"))
 
 
 def keep_solution(text: str) -> str:
@@ -38,9 +30,7 @@ def blank_exercise(text: str, number: str) -> str:
     """
     markers = [line.strip() for line, where in regions(text) if where == "marker"]
     if not re.fullmatch(rf"({BEGIN}({BROKEN})?{END})*", "".join(markers)):
-        raise RewriteError(
-            f"its markers are {', '.join(markers)}; each region has {BEGIN}, perhaps {BROKEN}, and {END}"
-        )
+        raise ValueError(f"its markers are {', '.join(markers)}; each region has {BEGIN}, perhaps {BROKEN}, and {END}")
     lines: list[str] = []
     for line, where in regions(text):
         indent = line[: len(line) - len(line.lstrip())]
@@ -48,7 +38,7 @@ def blank_exercise(text: str, number: str) -> str:
             lines.append(line)
         elif where == "broken":
             if line.strip()[:1] not in ("", "#"):
-                raise RewriteError(f"{line!r} is one of the broken lines, so it must be a comment")
+                raise ValueError(f"{line!r} is one of the broken lines, so it must be a comment")
             lines.append(re.sub(r"^(\s*)# ?", r"\1", line).rstrip())
         elif line.strip() == BEGIN:
             lines += [f"{indent}# your code here", f'{indent}raise NotImplementedError("exercise {number}")']
@@ -68,31 +58,16 @@ def blank_prediction(text: str) -> str:
     return b"\n".join(lines).decode()
 
 
-def task_heading(text: str, number: str, title: str, difficulty: int, minutes: int) -> str:
-    """Return a task's text below a heading that shows its title, difficulty and duration in minutes."""
-    dots = "●" * difficulty + "○" * (5 - difficulty)
-    minute = "minute" if minutes == 1 else "minutes"
-    return f"### Exercise {number} · {title}\n\n{dots} · about {minutes} {minute}\n\n{text.strip()}"
-
-
 def fold_hints(text: str) -> str:
-    """Turn a numbered list of three hints into nested <details>, so that opening one reveals the next."""
-    hints: list[list[str]] = []
-    for line in text.strip().split("\n"):
-        start = re.match(r"(\d+)\. +", line)
-        if start and int(start[1]) == len(hints) + 1:
-            hints.append([line[start.end() :]])
-            indent = start.end()
-        elif not hints:
-            raise RewriteError(f"it opens with {line!r}; write a numbered list of exactly three hints and nothing else")
-        elif line.strip() and not line.startswith(" " * min(indent, 3)):
-            raise RewriteError(f"{line!r} stands outside the list; indent it below its hint")
-        else:
-            hints[-1].append(line[indent:] if line[:indent].isspace() else line.lstrip())
-    if len(hints) != 3:
-        raise RewriteError(f"{len(hints)} hint(s) found; write a numbered list of exactly three")
+    """Turn a numbered list of three hints into nested <details>, so that opening one reveals the next.
+
+    Raises ValueError unless there are three hints and nothing before them.
+    """
+    before, *hints = re.split(r"^\d+\. +", text.strip(), flags=re.MULTILINE)
+    if before or len(hints) != 3:
+        raise ValueError(f"{len(hints)} hint(s) found; write a numbered list of exactly three and nothing else")
     folded = ""
     for number in (3, 2, 1):
-        body = "\n".join(hints[number - 1]).strip()
+        body = re.sub(r"^ {1,3}", "", hints[number - 1].strip(), flags=re.MULTILINE)
         folded = f"<details><summary>Hint {number}</summary>\n\n{body}\n\n{folded}</details>\n\n"
     return folded.strip()

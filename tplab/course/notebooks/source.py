@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tplab.course.notebooks.ipython_syntax import magic_arguments, parse, to_python
+from tplab.course.notebooks.ipython_syntax import parse, to_python
 from tplab.course.notebooks.numbering import INDEX, chapter_files, number_of
 
 ROLES = ("task", "exercise", "hints", "check", "predict")
@@ -58,17 +58,8 @@ class Chapter:
     cells: list[Cell]
 
     @property
-    def stem(self) -> str:
-        return self.path.stem
-
-    @property
-    def is_index(self) -> bool:
-        """Whether this is the index, the page with the table of contents, which has no number and no exercises."""
-        return self.stem == INDEX
-
-    @property
     def number(self) -> int:
-        return number_of(self.stem)
+        return number_of(self.path.stem)
 
     def of_role(self, role: str) -> dict[str, Cell]:
         return {cell.number: cell for cell in self.cells if cell.role == role}
@@ -89,41 +80,20 @@ def read(path: Path) -> Chapter:
     """Read the source file of a chapter, or of the index. Raises SourceError if its form is wrong."""
     import jupytext  # imported here because `tplab check` doesn't need it
 
-    text = path.read_text(encoding="utf-8")
-    try:
-        notebook = jupytext.reads(text, fmt="py:percent")
-    except Exception as error:  # jupytext and nbformat raise many kinds of errors
-        raise SourceError(f"jupytext can't read it as percent format: {error}") from error
-    lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"# %%(\s|$)", line)]
-    if len(lines) != len(notebook.cells):
-        lines = [0] * len(notebook.cells)
-    cells = [
-        _cell(cell, f"cell {index}" + (f" (line {line})" if line else ""))
-        for index, (cell, line) in enumerate(zip(notebook.cells, lines, strict=True), 1)
-    ]
-    return Chapter(path, cells)
+    notebook = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
+    return Chapter(path, [_cell(cell, f"cell {index}") for index, cell in enumerate(notebook.cells, 1)])
 
 
 def _cell(raw: Any, where: str) -> Cell:
     # Keys that start with "lines_to_" are jupytext's own
     metadata = {key: value for key, value in raw.metadata.items() if not key.startswith("lines_to_")}
-    tags = list(metadata.pop("tags", []))
-    roles = [role for role in ROLES if role in metadata]
-    cell = Cell(raw.cell_type == "code", raw.source, where, tags=tags)
-    if raw.cell_type not in ("code", "markdown"):
-        raise cell.refuse(f"a {raw.cell_type} cell; use code or [markdown]")
-    if len(roles) > 1:
-        raise cell.refuse(f"it says {' and '.join(roles)}; a cell has one role")
-    if roles:
-        cell.role, cell.number = roles[0], str(metadata.pop(roles[0]))
-    unknown = sorted(set(metadata) - ATTRIBUTES.get(cell.role or "", set()))
-    if unknown:
-        raise cell.refuse(
-            f"unknown attribute {', '.join(unknown)} on the cell line; known roles are {', '.join(ROLES)}"
-        )
-    if wrong := sorted(set(tags) - TAGS):
-        raise cell.refuse(f"unknown tag {', '.join(wrong)}; use one of {', '.join(sorted(TAGS))}")
-    cell.attributes = metadata
+    tags = metadata.pop("tags", [])
+    role = next((role for role in ROLES if role in metadata), None)
+    number = str(metadata.pop(role, ""))
+    cell = Cell(raw.cell_type == "code", raw.source, f"{where} ({raw.source[:40]!r})", role, number, tags, metadata)
+    if unknown := (set(tags) - TAGS) | (set(metadata) ^ ATTRIBUTES.get(role or "", set())):
+        known = ", ".join((*ROLES, "tags", *sorted(ATTRIBUTES["task"])))
+        raise cell.refuse(f"unknown or missing on the cell line: {', '.join(sorted(unknown))}; known are {known}")
     return cell
 
 
@@ -139,29 +109,18 @@ def defined_names(source: str) -> set[str]:
 
 def bound_names(source: str) -> set[str]:
     """Return every name that a cell binds at its top level, by a definition, import or assignment."""
-    names = defined_names(source)
-    for statement in parse_code(source).body:
-        if isinstance(statement, DEFINITIONS):
-            continue
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.id)
-            elif isinstance(node, ast.alias):
-                names.add((node.asname or node.name).partition(".")[0])
-    return names
+    table = symtable.symtable(to_python(source), "cell", "exec")
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
 
 
 def used_names(source: str) -> set[str]:
     """Return every notebook-level name that a cell reads, even inside functions. Local names don't count.
 
-    A magic or a shell command may read any variable that it mentions, as in `%timeit -o f(x)` and `!ls {folder}`.
+    A magic or a shell command may read any variable, as in `%timeit -o f(x)` and `!ls {folder}`. So for a cell that has
+    one, this returns every word in it.
     """
-    names, python = set(), to_python(source)
-    for argument in magic_arguments(parse(python)) if "get_ipython" in python else ():
-        try:
-            names |= used_names(argument)  # most magics run Python, such as ipyparallel's %%px
-        except SyntaxError:
-            names |= set(re.findall(r"\w+", argument))
+    python = to_python(source)
+    names = set(re.findall(r"\w+", source)) if "get_ipython" in python else set()
     tables = [symtable.symtable(python, "cell", "exec")]
     while tables:
         table = tables.pop()
@@ -175,14 +134,14 @@ def used_names(source: str) -> set[str]:
     return names
 
 
-def checked_in(source: str) -> str:
-    """Return the number of the exercise that a cell checks, or "" if the cell isn't just a check."""
+def checked_in(source: str, function: str = "check") -> str:
+    """Return "4.1" for a cell that does nothing but call check("4.1", ...), or another function, and "" otherwise."""
     try:
         body = parse_code(source).body
     except SyntaxError:
         return ""
     only = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
-    return next((number for call, number in _numbered_calls(only, "check") if call is only), "")
+    return next((number for call, number in _numbered_calls(only, function) if call is only), "")
 
 
 def predictions_in(source: str) -> dict[str, set[str]]:
