@@ -5,7 +5,7 @@
 #   JOBS=4                                how many test processes run side by side (two per core, since many tests wait,
 #                                         but one per core for emulated GPUs and whole chapters)
 #   BUDGET=300                            how many seconds `make gpu-check` may take
-#   CHECK_ARGS="--report FILE --fresh"    more options for it
+#   CHECK_ARGS="--report FILE"            more options for it
 #   SEED=7                                try the known mistakes of all exercises, with the inputs of this seed
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
