@@ -89,9 +89,8 @@ book: $(VENV)/.installed-test ## write the course as a web site for reading, to 
 links: $(VENV)/.installed-test ## ask every address that the book names whether it is still there (needs a network)
 	$(BIN)/python -m sphinx -b linkcheck --quiet docs build/links
 
-picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs) and ARCHITECTURE.md's (from the imports)
+picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs)
 	$(BIN)/python -m pictures.first_minutes
-	$(BIN)/python -m pictures.rooms
 	$(BIN)/python -m pictures.moving
 
 bench: $(STAMP) ## time launch() and an MLP beside torch's own (a few minutes)
