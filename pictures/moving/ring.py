@@ -1,6 +1,7 @@
 """Draws pictures/moving/ring.svg: an all-reduce around a ring of four ranks, and beside it a star that does the same.
 
 Four real ranks run the course's own ring, and `record_ring` tells what they send, as for the pictures in chapter 01.
+In the star, every other rank sends its tensor to rank 0 and gets the sum back, which is not run.
 Every rank begins with its own chunk, so it finishes its right-hand neighbor's. Exercise 1.2 asks for the other order,
 so the movie doesn't give it away.
 """
