@@ -5,7 +5,7 @@
 #   JOBS=4                                how many test processes run side by side (two per core, since many tests wait,
 #                                         but one per core for emulated GPUs and whole chapters)
 #   BUDGET=300                            how many seconds `make gpu-check` may take
-#   CHECK_ARGS="--report FILE --fresh"    more options for it
+#   CHECK_ARGS="--report FILE"            more options for it
 #   SEED=7                                try the known mistakes of all exercises, with the inputs of this seed
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
@@ -89,9 +89,8 @@ book: $(VENV)/.installed-test ## write the course as a web site for reading, to 
 links: $(VENV)/.installed-test ## ask every address that the book names whether it is still there (needs a network)
 	$(BIN)/python -m sphinx -b linkcheck --quiet docs build/links
 
-picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs) and ARCHITECTURE.md's (from the imports)
+picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs)
 	$(BIN)/python -m pictures.first_minutes
-	$(BIN)/python -m pictures.rooms
 	$(BIN)/python -m pictures.moving
 
 bench: $(STAMP) ## time launch() and an MLP beside torch's own (a few minutes)

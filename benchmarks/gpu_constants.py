@@ -8,8 +8,7 @@ nobody has measured them on a newer GPU. A single GPU can tell us these:
 
     fraction       rate of the fastest large matmul / peak
     memory         bytes per second that element-wise kernels read and write / bandwidth
-    launch         seconds per kernel when many tiny kernels follow each other, queued one by one, and in a CUDA graph
-    matmuls        seconds of the matmuls in a layer, beside the model's prediction with traffic and waves
+    launch         seconds per kernel when many tiny kernels follow each other
     a layer        seconds of a layer's parts, forward and backward, beside the model's prediction
 
 It takes several GPUs to measure the share of NVLink that a ring reaches (`ring`), and the share of the SMs that a
@@ -20,40 +19,31 @@ so it compares its tiny sizes with an H100.
 
 import argparse
 from collections.abc import Callable
-from statistics import median
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.benchmark import Timer
 
 from benchmarks.turns import table, this_machine
 from tplab import device, launch
 from tplab.capstone.training.meter import known_machine
-from tplab.collectives.links import now
 from tplab.cost.calibration import measure_kernels
-from tplab.cost.layer import layer_matmuls, layer_time
+from tplab.cost.layer import layer_time
 from tplab.cost.machines import MACHINES, Machine
 from tplab.memory.config import GPTConfig
 from tplab.runtime.devices import backend_for
 
 SIDES, SMALL_SIDES = (1024, 2048, 4096, 8192, 16384), (64, 128)
 MEGABYTES, SMALL_MEGABYTES = (16, 128, 1024), (1,)
-HIDDEN, SMALL_HIDDEN = (2048, 4096, 8192, 12288), (64,)
+HIDDEN, SMALL_HIDDEN = (2048, 4096, 8192), (64,)
 TINY = 1000  # tiny kernels in a row
-REPEATS = 10
 
 
-def _seconds(run: Callable[[], object], in_a_row: int = 1) -> float:
-    """Return the median time of a call, in seconds. Calls that follow each other share the wait for the GPU."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(REPEATS):
-        began = now()
-        for _ in range(in_a_row):
-            run()
-        times.append((now() - began) / in_a_row)
-    return median(times)
+def _seconds(run: Callable[[], object]) -> float:
+    """Return the median time of a call. Calls that follow each other share the wait for the GPU."""
+    run()
+    return Timer("run()", globals={"run": run}).blocked_autorange().median
 
 
 def _dtype() -> torch.dtype:
@@ -64,13 +54,17 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(*shape, device=device(), dtype=_dtype())
 
 
+def _share(rate: float, peak: float | None) -> str:
+    return f"{rate / peak:.3f}" if peak else ""
+
+
 def matmul_rates(machine: Machine | None, small: bool) -> str:
     assumed = f"; the model assumes {machine.fraction:.3f} for large ones" if machine else ""
     rows = []
     for side in SMALL_SIDES if small else SIDES:
         a, b = _random(side, side), _random(side, side)
         out = torch.empty_like(a)
-        rate = 2 * side**3 / _seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 1 if side > 4096 else 20)
+        rate = 2 * side**3 / _seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))
         rows.append((side, f"{rate / 1e12:.2f}", _share(rate, machine and machine.flops)))
     return f"fraction: square matmuls{assumed}\n\n" + table(("side", "TFLOP/s", "share of the peak"), rows)
 
@@ -88,7 +82,7 @@ def memory_rates(machine: Machine | None, small: bool) -> str:
             "layer norm": (2, lambda x=x, scale=scale: F.layer_norm(x, (1024,), scale, scale)),
         }
         for name, (tensors, run) in kernels.items():
-            rate = tensors * x.nbytes / _seconds(run, 5)
+            rate = tensors * x.nbytes / _seconds(run)
             rows.append((name, size, f"{rate / 1e9:.0f}", _share(rate, machine and machine.bandwidth)))
     head = ("kernel", "MB per tensor", "GB/s", "share of the bandwidth")
     return f"memory: element-wise kernels{assumed}\n\n" + table(head, rows)
@@ -102,50 +96,17 @@ def launches(machine: Machine | None, small: bool) -> str:
             x.add_(1)
 
     assumed = f"; the model assumes {1e6 * machine.losses.launch:.1f}" if machine else ""
-    lines = [f"launch: microseconds per tiny kernel{assumed}", "", f"- queued one by one: {_per_kernel(many)}"]
-    if device().type == "cuda":
-        try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                many()
-            lines.append(f"- in a CUDA graph: {_per_kernel(graph.replay)}")
-        except (RuntimeError, AttributeError) as error:  # emulated GPUs have no graphs
-            lines.append(f"- in a CUDA graph: failed, {str(error).splitlines()[0]}")
-    return "\n".join(lines)
-
-
-def _per_kernel(run: Callable[[], object]) -> str:
-    return f"{1e6 * _seconds(run) / TINY:.2f}"
-
-
-def matmuls_of_layers(machine: Machine | None, small: bool) -> str:
-    tokens = 64 if small else 8192
-    rows = []
-    for h in SMALL_HIDDEN if small else HIDDEN:
-        for tp in (1, 8):
-            for name, one in layer_matmuls(_config(h, tokens), tokens, tp).items():
-                x, weight = _random(int(one.m), int(one.k)), _random(int(one.n), int(one.k))
-                seconds = _seconds(lambda x=x, weight=weight: F.linear(x, weight), 10)
-                rate = 2 * one.m * one.k * one.n / seconds / 1e12
-                ratio = f"{one.seconds(machine) / seconds:.2f}" if machine else ""
-                rows.append((name, h, tp, f"{1e3 * seconds:.3f}", f"{rate:.2f}", ratio))
-    title = f"matmuls of a layer, {tokens} tokens, with the weights of one of tp ranks"
-    return f"{title}\n\n" + table(("matmul", "h", "tp", "milliseconds", "TFLOP/s", "predicted / measured"), rows)
-
-
-def _config(hidden: int, seq_length: int) -> GPTConfig:
-    heads = max(8, hidden // 128)
-    return GPTConfig(
-        num_layers=1, hidden_size=hidden, num_heads=heads, vocab_size=51200 if hidden > 1000 else 512,
-        seq_length=min(seq_length, 2048), dropout=0.0, flash_attention=True,
-    )  # fmt: skip
+    return f"launch: {1e6 * _seconds(many) / TINY:.2f} microseconds per tiny kernel{assumed}"
 
 
 def parts_of_layers(machine: Machine | None, small: bool) -> str:
     micro_batch, parameters = (1, 10_000) if small else (4, 8_000_000)
     texts = []
-    for hidden in SMALL_HIDDEN if small else HIDDEN[:3]:
-        config = _config(hidden, 64 if small else 2048)
+    for hidden in SMALL_HIDDEN if small else HIDDEN:
+        config = GPTConfig(
+            num_layers=1, hidden_size=hidden, num_heads=max(8, hidden // 128), vocab_size=512 if small else 51200,
+            seq_length=64 if small else 2048, dropout=0.0, flash_attention=True,
+        )  # fmt: skip
         kernels = measure_kernels(config, micro_batch, 1, parameters=parameters, dtype=_dtype())
         parts = {name: getattr(kernels, name) for name in ("matmuls", "elementwise", "attention")}
         parts["sum"] = tuple(map(sum, zip(*parts.values(), strict=True)))
@@ -161,15 +122,6 @@ def parts_of_layers(machine: Machine | None, small: bool) -> str:
     return "\n\n".join(texts)
 
 
-def _share(rate: float, peak: float | None) -> str:
-    return f"{rate / peak:.3f}" if peak else ""
-
-
-PARTS: tuple[Callable[[Machine | None, bool], str], ...] = (
-    matmul_rates, memory_rates, launches, matmuls_of_layers, parts_of_layers,
-)  # fmt: skip
-
-
 def measured(part: Callable[[Machine | None, bool], str], small: bool) -> str:
     """Measure a part on a rank, and return its table."""
     return part(known_machine(device()) or (MACHINES["H100 DGX"] if small else None), small)
@@ -181,7 +133,7 @@ def main() -> None:
     options = parser.parse_args()
     backend = backend_for(1)
     print(this_machine(torch.device("cuda" if backend == "nccl" else "cpu")), flush=True)
-    for part in PARTS:  # each in a launch of its own, so that its table is printed as soon as it's there
+    for part in (matmul_rates, memory_rates, launches, parts_of_layers):  # each printed as soon as it's there
         (found,) = launch(measured, 1, args=(part, options.small), backend=backend, timeout=None)
         print(f"\n{found}", flush=True)
 

@@ -19,17 +19,16 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from benchmarks.turns import milliseconds, ratio, table, this_machine, turns
+from benchmarks.turns import milliseconds, ratio, table, this_machine, timed
 from tplab import launch, plain
 from tplab.tensor import ParallelMLP
 from tplab.tensor.full_state import load_full_state_dict
@@ -71,14 +70,10 @@ LAUNCHES: dict[str, Callable[[int], None]] = {
 
 def time_launches(world_size: int, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each way's launches, one per round. The first launches don't count."""
-    for way in LAUNCHES.values():
-        way(world_size)
-    times = defaultdict(list)
-    for name in turns(LAUNCHES, rounds):
-        began = time.perf_counter()
-        LAUNCHES[name](world_size)
-        times[name].append(time.perf_counter() - began)
-    return {name: times[name] for name in LAUNCHES}
+    ways = {name: partial(way, world_size) for name, way in LAUNCHES.items()}
+    for way in ways.values():
+        way()
+    return timed(ways, rounds)
 
 
 def with_tplab(mlp: plain.MLP) -> nn.Module:
@@ -95,29 +90,19 @@ def with_dtensor(mlp: plain.MLP) -> nn.Module:
 MLPS: dict[str, Callable[[plain.MLP], nn.Module]] = {
     "tplab": with_tplab,
     "torch DTensor": with_dtensor,
-    ALONE: copy.copy,
 }
 
 
-def both_passes(mlp: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
-    """Run an MLP forward and backward. Returns the output and all gradients, where this rank may have only a shard."""
+def both_passes(mlp: nn.Module, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """Run an MLP forward and backward. Returns the output and the gradient of x, which are the same on all ranks."""
     x = x.detach().requires_grad_()
-    leaves = {"x": x, **dict(mlp.named_parameters())}
     y = mlp(x)
-    found = dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), dy), strict=True))
-    return {"output": y.detach()} | {
-        name: grad.to_local() if isinstance(grad, DTensor) else grad for name, grad in found.items()
-    }
+    gradients = torch.autograd.grad(y, [x, *mlp.parameters()], dy)
+    return y.detach(), gradients[0]
 
 
-def shard(name: str, full: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor that `both_passes` returned for the plain MLP."""
-    dim = {"up.weight": 0, "up.bias": 0, "down.weight": 1}.get(name)
-    return full if dim is None else full.chunk(dist.get_world_size(), dim)[dist.get_rank()]
-
-
-def time_mlps(tokens: int, hidden: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Return each way's (CPU, wall) seconds on this rank, one pair per round.
+def time_mlps(tokens: int, hidden: int, rounds: int) -> dict[str, list[float]]:
+    """Return each way's seconds on the slowest rank, one per round.
 
     Raises AssertionError if a way computes something else than plain PyTorch.
     """
@@ -126,37 +111,30 @@ def time_mlps(tokens: int, hidden: int, rounds: int) -> dict[str, list[tuple[flo
     mlp, x, dy = plain.MLP(hidden), torch.randn(tokens, hidden), torch.randn(tokens, hidden)
     made = {name: way(mlp) for name, way in MLPS.items()}
     right = both_passes(mlp, x, dy)
-    for way in made.keys() - {ALONE}:
-        for name, found in both_passes(made[way], x, dy).items():
-            where, close = f"{way}, {name}: ", 1e-5 * right[name].abs().max().item()
-            torch.testing.assert_close(found, shard(name, right[name]), rtol=1e-4, atol=close, msg=where.__add__)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
-    for name in turns(made, rounds):
-        torch.set_num_threads(dist.get_world_size() if name == ALONE else 1)
+    for way, parallel in made.items():
+        for name, found, wanted in zip(("output", "dx"), both_passes(parallel, x, dy), right, strict=True):
+            where, close = f"{way}, {name}: ", 1e-5 * wanted.abs().max().item()
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=close, msg=where.__add__)
+
+    def alone() -> None:
+        if dist.get_rank() == 0:
+            torch.set_num_threads(dist.get_world_size())
+            both_passes(mlp, x, dy)
+            torch.set_num_threads(1)
+
+    def clock() -> float:
         dist.barrier()
-        wall, cpu = time.perf_counter(), time.process_time()
-        if name != ALONE or dist.get_rank() == 0:
-            both_passes(made[name], x, dy)
-        times[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-    return times
+        return time.perf_counter()
+
+    ways = {name: partial(both_passes, parallel, x, dy) for name, parallel in made.items()}
+    return timed(ways | {ALONE: alone}, rounds, clock)
 
 
-def of_all_ranks(ranks: Sequence[Mapping[str, Sequence[tuple[float, float]]]]) -> list[dict[str, list[float]]]:
-    """Return each way's CPU seconds, summed over the ranks, and the wall seconds of the slowest rank."""
-    both = {way: torch.tensor([rank[way] for rank in ranks]) for way in ranks[0]}  # [ranks, rounds, 2]
-    return [
-        {way: seconds[..., 0].sum(0).tolist() for way, seconds in both.items()},
-        {way: seconds[..., 1].amax(0).tolist() for way, seconds in both.items()},
-    ]
-
-
-def report(head: Sequence[str], *columns: Mapping[str, Sequence[float]]) -> str:
-    """Return a table with a row for each way. Each column of seconds is followed by their ratio to the first way's."""
-    rows = []
-    for way in columns[0]:
-        pairs = [(milliseconds(times[way]), ratio(times[way], next(iter(times.values())))) for times in columns]
-        rows.append([way, *(cell for pair in pairs for cell in pair)])
-    return table(head, rows)
+def report(what: str, times: Mapping[str, Sequence[float]]) -> str:
+    """Return a table with a row for each way, including its ratio to the first one."""
+    first = next(iter(times.values()))
+    rows = [(way, milliseconds(seconds), ratio(seconds, first)) for way, seconds in times.items()]
+    return table((what, "ms: least, median (quartiles)", "ratio (quartiles)"), rows)
 
 
 def main() -> None:
@@ -167,12 +145,10 @@ def main() -> None:
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     print(f"\n{options.ranks} ranks, {options.rounds} rounds, {this_machine(torch.device('cpu'))}\n", flush=True)
-    launches = time_launches(options.ranks, options.rounds)
-    print(report(("a launch", "ms: least, median (quartiles)", "ratio (quartiles)"), launches), flush=True)
+    print(report("a launch", time_launches(options.ranks, options.rounds)), flush=True)
     tokens, hidden = SMALL_SIZES if options.small else SIZES
     ranks = launch(time_mlps, options.ranks, args=(tokens, hidden, options.rounds), backend="gloo", timeout=None)
-    head = f"an MLP {hidden}→{4 * hidden}→{hidden}, {tokens:,} tokens", "CPU ms", "ratio", "wall ms", "ratio"
-    print(f"\n{report(head, *of_all_ranks(ranks))}", flush=True)
+    print("\n" + report(f"an MLP {hidden}→{4 * hidden}→{hidden}, {tokens:,} tokens", ranks[0]), flush=True)
 
 
 if __name__ == "__main__":

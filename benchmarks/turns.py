@@ -10,18 +10,26 @@ overlap, the ways can't be told apart.
 import os
 import random
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from tplab.common.cores import cores
 
 
-def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
-    """Yield each name once per round. The order is random, but the same on every rank."""
-    names, order = list(names), random.Random(0)
+def timed(
+    ways: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Return each way's seconds, one per round. The order is random, but the same on every rank."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    order = random.Random(0)
     for _ in range(rounds):
-        yield from order.sample(names, len(names))
+        for name in order.sample(list(ways), len(ways)):
+            began = clock()
+            ways[name]()
+            times[name].append(clock() - began)
+    return times
 
 
 def spread(values: Sequence[float], factor: float = 1.0, digits: str = ".0f") -> str:

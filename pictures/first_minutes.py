@@ -8,7 +8,6 @@ The code comes from the finished notebook solutions/00_start.ipynb, and so does 
 import ast
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 
@@ -27,59 +26,41 @@ DESCRIPTION = (
 )
 
 
-@dataclass
-class Panel:
-    """A heading, code, and the output below it. `color` marks the output, green for a pass and red for a failure."""
-
-    heading: str
-    code: list[str]
-    output: list[str]
-    color: str = INK
-
-    def __post_init__(self) -> None:
-        self.output = [part for line in self.output for part in wrap(line, COLUMNS, subsequent_indent=" " * 8)]
-
-    @property
-    def height(self) -> int:
-        return LINE * (len(self.code) + len(self.output) + 4)
-
-
 def draw() -> str:
     body, y = [], MARGIN
-    for panel in panels():
-        body += _panel(panel, y)
-        y += panel.height
+    for heading, code, printed, color in panels():
+        output = [part for line in printed for part in wrap(line, COLUMNS, subsequent_indent=" " * 8)]
+        height, bar = LINE * len(code) + 16, LINE * len(output)
+        body.append(text(MARGIN, y + 12, heading, size=SMALL, color=INK, bold=True))
+        body.append(box(MARGIN, y + 22, WIDTH - 2 * MARGIN, height, CODE, stroke=0, radius=4))
+        body += _lines(code, y + 40, INK)
+        body.append(box(MARGIN, y + height + 28, 3, bar, color, stroke=0, radius=0))
+        body += _lines(output, y + height + 41, color if color != INK else FAINT)
+        y += height + bar + LINE * 4 - 16
     return document(WIDTH, y, body, "The first fifteen minutes", DESCRIPTION)
 
 
-def panels() -> Iterator[Panel]:
+def panels() -> Iterator[tuple[str, list[str], list[str], str]]:
+    """Yield headings, code, what it printed, and the color of that: green for a pass and red for a failure."""
     cells = {cell["id"]: cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]}
-    yield Panel(
-        "1. Two processes, one sum",
-        _with("def add_up", cells).splitlines(),
-        [line for line in _printed(_cell("def add_up", cells)) if not line.startswith("tplab:")],
-    )
-    yield Panel(
-        "2. Your first tensor parallelism: a matmul that's split over two processes, in three lines of your own",
-        _without_docstring("".join(cells["exercise-S-1"]["source"])),
-        _printed(cells["check-S-1"]),
-        GREEN,
-    )
-    report = _printed(_cell("def lazy_product", cells))
-    yield Panel(
-        "3. One process doesn't show up. Elsewhere, your program would just hang. Here, you get a report",
-        _with("def lazy_product", cells).splitlines(),
-        report[: report.index("")] + report[report.index("") + 1 : -1],  # without the rule in its last line
-        RED,
-    )
+    first, last = (_cell(start, cells) for start in ("def add_up", "def lazy_product"))
+    printed = [line for line in _printed(first) if not line.startswith("tplab:")]
+    yield "1. Two processes, one sum", _code(first), printed, INK
+    heading = "2. Your first tensor parallelism: a matmul that's split over two processes, in three lines of your own"
+    code = _without_docstring("".join(cells["exercise-S-1"]["source"]))
+    yield heading, code, _printed(cells["check-S-1"]), GREEN
+    heading = "3. One process doesn't show up. Elsewhere, your program would just hang. Here, you get a report"
+    report = _printed(last)
+    report.remove("")
+    yield heading, _code(last), report[:-1], RED  # without the rule in its last line
 
 
 def _cell(start: str, cells: dict) -> dict:
     return next(cell for cell in cells.values() if "".join(cell["source"]).startswith(start))
 
 
-def _with(start: str, cells: dict) -> str:
-    return "".join(_cell(start, cells)["source"]).replace("\n\n\n", "\n\n")
+def _code(cell: dict) -> list[str]:
+    return "".join(cell["source"]).replace("\n\n\n", "\n\n").splitlines()
 
 
 def _without_docstring(source: str) -> list[str]:
@@ -95,15 +76,6 @@ def _printed(cell: dict) -> list[str]:
         said = "".join(output.get("text") or output["data"]["text/plain"])
         lines += said.rstrip().splitlines()
     return lines
-
-
-def _panel(panel: Panel, y: int) -> Iterator[str]:
-    height, bar = LINE * len(panel.code) + 16, LINE * len(panel.output)
-    yield text(MARGIN, y + 12, panel.heading, size=SMALL, color=INK, bold=True)
-    yield box(MARGIN, y + 22, WIDTH - 2 * MARGIN, height, CODE, stroke=0, radius=4)
-    yield from _lines(panel.code, y + 40, INK)
-    yield box(MARGIN, y + height + 28, 3, bar, panel.color, stroke=0, radius=0)
-    yield from _lines(panel.output, y + height + 41, panel.color if panel.color != INK else FAINT)
 
 
 def _lines(lines: list[str], y: int, color: str) -> Iterator[str]:

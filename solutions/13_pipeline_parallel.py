@@ -141,7 +141,7 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two different names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation below shows recordings of real GPipe and 1F1B runs. Each machine stands for a rank, and each parcel stands for a micro-batch. The parcels are black in the forward pass and red in the backward pass.
+# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two different names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation below shows GPipe and 1F1B. Each machine stands for a rank, and each parcel stands for a micro-batch. The parcels are black in the forward pass and red in the backward pass.
 #
 # ![An animation of two pipelines, with GPipe above and 1F1B below. Each pipeline has four machines, which stand for ranks, and six parcels, which stand for micro-batches. Black parcels move to the right, and each machine puts a copy of the parcel on its shelf. In GPipe, all six parcels pile up on every machine's shelf before the first red parcel moves back to the left. In 1F1B, the last machine sends each parcel back as soon as it arrives, so the shelves of the four machines never hold more than four, three, two, and one parcels. Both pipelines finish at the same time.](pictures/parcels.svg)
 #

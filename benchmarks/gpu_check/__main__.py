@@ -26,7 +26,6 @@ def main() -> int:
         "--report", type=Path, default=ROOT / "build" / "gpu-check" / "report.md",
         help="where the report goes, and next to it, in results.json, what later calls need to know",
     )  # fmt: skip
-    parser.add_argument("--fresh", action="store_true", help="forget what earlier calls have found")
     parser.add_argument(
         "--only", nargs="+", metavar="TEXT", default=[""], help="only the items whose names contain one of these"
     )
@@ -41,7 +40,7 @@ def main() -> int:
     facts, path = report.facts(), options.report.with_name("results.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     of = runner.fingerprint(ROOT, *facts.values())
-    results = {} if options.fresh else runner.read(path, of)
+    results = runner.read(path, of)
     print(report.REHEARSALS.get(place, "The GPU check"), flush=True)
     until = began + options.seconds - runner.GRACE_SECONDS
     for item, seconds in runner.affordable(runner.left(plan, results), time.monotonic, until):

@@ -56,15 +56,15 @@ def items(where: Where, gpus: int) -> list[Item]:
         name = f"reference answers of chapter {number:02d}"
         return Item(name, command, patience * limit, environment, modules=MODULES_OF_CHAPTERS)
 
-    more = ("--eager",) if where == "emulated" else ("--profile",)  # emulated GPUs have neither Triton nor a profiler
-    steps = ("--rounds", "10" if is_real else "2", *more)
+    profile = () if where == "emulated" else ("--profile",)  # emulated GPUs have neither a profiler nor Triton
     found = [
         tests("a ring exchange with a skipped send", 90, "tests/gpu/test_failures.py", "-k", "ring"),
         tests("pipelines on 2, 3, 4 and 8 ranks", 150, "tests/gpu/test_pipelines.py"),
         tests("grids of 8 ranks", 120, "tests/gpu/test_grids.py"),
         chapter("03_conjugate_operators", 75),
         chapter("05_parallel_mlp", 75),
-        program("a step beside plain PyTorch", 240, "benchmarks.gpu", *steps),
+        program("a step beside plain PyTorch", 120, "benchmarks.gpu", *profile),
+        *([program("a compiled step", 150, "benchmarks.gpu", "--compile")] if where != "emulated" else ()),
         program("constants of the cost model", 90, "benchmarks.gpu_constants"),
         chapter("08_vocab_parallel_loss", 75),
         chapter("12_sequence_parallel", 75),

@@ -4,7 +4,6 @@ import getpass
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -20,8 +19,6 @@ from benchmarks.turns import table
 
 NVIDIA_DEVICE = "/dev/nvidiactl"
 HARMLESS = ("gpu", "root", "localhost")  # names that reveal nothing, and that the tests use in their own names
-SHOWN_LINES = 200  # of an item's output
-OLDEST_TORCH = (2, 12)
 REHEARSALS: dict[Where, str] = {
     "cpu": "**This is a rehearsal on a CPU.** Tests that need a GPU are skipped, and everything else is small.",
     "emulated": "**This is a rehearsal on emulated GPUs.** It says nothing about real ones.",
@@ -49,21 +46,10 @@ def facts() -> dict[str, str]:
         "Python": platform.python_version(),
         "PyTorch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}",
         "GPUs": "; ".join(f"{count} x {name}" for name, count in names.items()) or "none",
-        "driver": _driver(),
     }
     if torch.version.cuda and torch.distributed.is_nccl_available():
         found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
-        found["PyTorch"] += f" (tplab needs {'.'.join(map(str, OLDEST_TORCH))}, so compiled layers may fail)"
     return found
-
-
-def _driver() -> str:
-    ask = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
-    try:
-        return subprocess.check_output(ask, stderr=subprocess.DEVNULL, text=True).splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "none"
 
 
 def text_of(facts: Mapping[str, str], place: Where, items: Sequence[Item], results: Results) -> str:
@@ -75,7 +61,9 @@ def text_of(facts: Mapping[str, str], place: Where, items: Sequence[Item], resul
     parts.append(table(("item", "outcome", "seconds"), rows))
     if rest := [item.name for item in items if item.name not in results]:
         parts.append(f"Not reached (call it again to go on): {', '.join(rest)}.")
-    parts += [f"## {name}\n\n{_block(result.output)}" for name, result in known.items()]
+    for name, result in known.items():
+        output = result.output.strip().replace("```", "'''")
+        parts.append(f"## {name}\n\n```\n{output}\n```")
     return without_names("\n\n".join(parts) + "\n")
 
 
@@ -83,13 +71,6 @@ def outcome_of(result: Result) -> str:
     """Return a result's state, and for pytest, what its last line says: "failed: 1 failed, 12 passed in 80.12s"."""
     counts = re.findall(r"^=+ (.*\d+ (?:passed|failed|skipped|error).*?) =+$", result.output, re.MULTILINE)
     return f"{result.state}: {counts[-1]}" if counts else result.state
-
-
-def _block(text: str) -> str:
-    lines = text.strip().splitlines()
-    if len(lines) > SHOWN_LINES:
-        lines = [*lines[: SHOWN_LINES // 2], "[...]", *lines[-SHOWN_LINES // 2 :]]
-    return "\n".join(["```", *(line.replace("```", "'''") for line in lines), "```"])
 
 
 def without_names(text: str) -> str:

@@ -3,25 +3,14 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 
-from pictures.moving import attention, fg, layers, loss, mesh, network, one_step, parcels, pause, poster, ring, tapes
-from pictures.moving.animation import Movie
+from pictures.moving import layers
+from pictures.moving.animation import FOLDER, Movie
 
-MOVIES: dict[str, Callable[[], Movie]] = {
-    "attention": attention.movie,
-    "fg": fg.movie,
-    "joined": partial(layers.movie, joined=True),
-    "layers": layers.movie,
-    "loss": loss.movie,
-    "mesh": mesh.movie,
-    "network": network.movie,
-    "one_step": one_step.movie,
-    "parcels": parcels.movie,
-    "pause": pause.movie,
-    "poster": poster.movie,
-    "ring": ring.movie,
-    "tapes": tapes.movie,
-}
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__main__", "animation"))
+MOVIES: dict[str, Callable[[], Movie]] = {name: import_module(f"pictures.moving.{name}").movie for name in NAMES}
+MOVIES["joined"] = partial(layers.movie, joined=True)
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or MOVIES:

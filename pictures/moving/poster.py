@@ -3,7 +3,6 @@
 The messages and the number of weights per rank come from a training step on real ranks.
 """
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -103,38 +102,25 @@ def _panel(made: Movie, x: float, p: int, rank: dict) -> None:
         if times > 1:
             made.draw(box(x - 8, y - GAP / 2, PANEL - 22, _height(blocks), "none", FAINT, 1.2, dashed=True))
             made.draw(text(x + PANEL - 38, y + 12, f"{times} ×", anchor="end", bold=True))
-        for block, (ahead, back) in zip(blocks, _sizes(times, blocks, forward, backward), strict=True):
+        for block in blocks:
             tall = SPLIT if block.split else SAME
             made.draw(_stripes(x, y, BOX, tall, p) if block.split else box(x, y, BOX, tall, NOBODY, FAINT, 1, 3))
             made.draw(text(middle, y + tall / 2 + 5, block.name, size=SMALL, anchor="middle", bold=block.split))
-            if back:
+            if back := _label(list(islice(backward, block.backward))):
                 made.draw(text(x + BOX + 8, y + 13, f"↑ {back}", size=SMALL, color=BACKWARD))
-            if ahead:
+            if ahead := _label(list(islice(forward, block.forward))):
                 made.draw(text(x + BOX + 8, y + 30, f"↓ {ahead}", size=SMALL, color=FORWARD))
             y += tall + GAP
+        for trace, each in ((forward, "forward"), (backward, "backward")):  # those of the other layers
+            _label(list(islice(trace, (times - 1) * sum(getattr(block, each) for block in blocks))))
     assert not [*forward, *backward], "the run sent more than the blocks say"
     for index, said in enumerate(_sums(rank)):
         made.draw(text(x, y + 14 + 20 * index, said, size=SMALL))
 
 
-def _sizes(
-    times: int, blocks: tuple[Block, ...], forward: Iterator[int], backward: Iterator[int]
-) -> list[tuple[str, str]]:
-    """Take the messages of a part from both traces, and return what each block sends forward and backward, or ""."""
-    repeated = [
-        [
-            tuple(_label(list(islice(trace, count))) for trace, count in ((forward, ahead), (backward, back)))
-            for _, _, ahead, back in blocks
-        ]
-        for _ in range(times)
-    ]
-    assert all(each == repeated[0] for each in repeated), "the layers send different amounts"
-    return repeated[0]
-
-
 def _label(sizes: list[int]) -> str:
     """Return the size of messages that are about equally large, or ""."""
-    assert len({units.size(size) for size in sizes}) <= 1
+    assert len({units.size(size) for size in sizes}) <= 1, "they are not equally large"
     return (f"{len(sizes)} × " * (len(sizes) > 1) + units.size(sizes[0])) if sizes else ""
 
 

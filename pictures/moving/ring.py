@@ -1,6 +1,7 @@
 """Draws pictures/moving/ring.svg: an all-reduce around a ring of four ranks, and beside it a star that does the same.
 
 Four real ranks run the course's own ring, and `record_ring` tells what they send, as for the pictures in chapter 01.
+In the star, every other rank sends its tensor to rank 0 and gets the sum back, which is not run.
 Every rank begins with its own chunk, so it finishes its right-hand neighbor's. Exercise 1.2 asks for the other order,
 so the movie doesn't give it away.
 """
@@ -9,11 +10,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-import torch.distributed as dist
 
 from pictures.drawing import BACKWARD, SMALL, box, card, line, rank_tint, text
 from pictures.moving.animation import SECONDS, Movie
-from tplab import device, launch, record
 from tplab.collectives import record_ring, reduce_scatter_steps, ring_all_gather
 from tplab.collectives.ring_run import Message
 from tplab.viz.colors import FAINT, GOLD, INK, rank_color
@@ -33,34 +32,16 @@ def all_reduce(x: torch.Tensor) -> torch.Tensor:
     return ring_all_gather(finished).roll(len(finished), dims=0)
 
 
-def through_a_star() -> tuple[int, int]:
-    """Have rank 0 collect all tensors and send the sum to everybody. Returns the bytes received and sent."""
-    x = torch.full((ELEMENTS,), 10.0 ** dist.get_rank(), device=device())
-    with record() as sent:
-        if dist.get_rank() == 0:
-            for other in range(1, P):
-                dist.recv(received := torch.empty_like(x), other)
-                x += received
-            for other in range(1, P):
-                dist.send(x, other)
-        else:
-            dist.send(x, 0)
-            dist.recv(x, 0)
-    totals = sent.totals(dist.get_rank())
-    return totals["recv"].bytes, totals["send"].bytes
-
-
 def movie() -> Movie:
-    run, star = record_ring(all_reduce, P), launch(through_a_star, P)
+    run = record_ring(all_reduce, P)
     assert not run.note, run.note
     link, tensor = sum(step[0].bytes for step in run.messages), run.size
     assert tensor == 4 * ELEMENTS
-    assert star[0] == ((P - 1) * tensor,) * 2
     made = Movie(HEIGHT, "Ring all-reduce on four ranks")
     _ring(made, run.messages)
     _steps(made, run.messages)
-    _star(made, star)
-    _tell(made, link / tensor, tensor, star[0][0] / tensor)
+    _star(made, tensor)
+    _tell(made, link / tensor, tensor)
     return made
 
 
@@ -128,8 +109,8 @@ def _steps(made: Movie, steps: Sequence[Sequence[Message]]) -> None:
             slots[target, chunk] = traveler
 
 
-def _star(made: Movie, star: list[tuple[int, int]]) -> None:
-    """Draw rank 0 in the middle of everything. Its link carries what all the others send and receive."""
+def _star(made: Movie, tensor: int) -> None:
+    """Draw a star. The link of rank 0 carries what all the others send and receive, which is a tensor each."""
     x, y = HUB
     begin = _begin(2 * P - 1) + 0.1
     places = [(x, y + 110), (x - 88, y - 84), (x, y - 108), (x + 88, y - 84)]
@@ -140,9 +121,9 @@ def _star(made: Movie, star: list[tuple[int, int]]) -> None:
     for rank, (at_x, at_y) in enumerate(places):
         look = rank_tint(rank), rank_color(rank), 2
         nodes.append(card(at_x - 32, at_y - 15, 64, 30, f"rank {rank}", *look, size=SMALL, bold=True))
-    for rank, at_x, at_y, anchor in ((1, x - 58, y - 36, "end"), (3, x + 58, y - 36, "start")):
-        for at, bytes_, way in ((0, star[rank][1], "out"), (16, star[rank][0], "in")):
-            drawn.append(text(at_x, at_y + at, f"{bytes_:,} {way}", size=SMALL, anchor=anchor))
+    for at_x, at_y, anchor in ((x - 58, y - 36, "end"), (x + 58, y - 36, "start")):
+        for at, way in ((0, "out"), (16, "in")):
+            drawn.append(text(at_x, at_y + at, f"{tensor:,} {way}", size=SMALL, anchor=anchor))
     made.piece("".join(drawn)).show(begin)
     halo = f'<path d="M{x},{y + 9}V{places[0][1]}" stroke="{GLOW}" stroke-width="34" stroke-linecap="round"/>'
     glowing = made.piece(halo)
@@ -150,19 +131,19 @@ def _star(made: Movie, star: list[tuple[int, int]]) -> None:
         glowing.fade(begin + 0.6 + 0.3 * pulse, opacity, 0.3)
     made.piece(line(x, y + 9, *places[0], GLOW, 14)).show(begin + 0.6)
     made.piece("".join(nodes)).show(begin)
-    for at, bytes_, way in ((50, star[0][0], "in"), (68, star[0][1], "out")):
-        label = text(x + 21, y + at, f"{bytes_:,} bytes {way}", size=SMALL, color=GLOW, bold=True)
+    for at, way in ((50, "in"), (68, "out")):
+        label = text(x + 21, y + at, f"{(P - 1) * tensor:,} bytes {way}", size=SMALL, color=GLOW, bold=True)
         made.piece(label).show(begin + 0.6)
 
 
-def _tell(made: Movie, link: float, tensor: int, star: float) -> None:
+def _tell(made: Movie, link: float, tensor: int) -> None:
     last = 2 * (P - 1)
     end = _begin(last + 1)
     told = [
         (0.01, f"Each rank has its own tensor of {tensor:,} bytes, in {P} chunks. Every rank wants the sum."),
         (START - 0.1, "Each rank sends one chunk to its right-hand neighbor, which adds its own values."),
         (_begin(P) - 0.25, "Now each rank has one finished chunk, in gold. The finished chunks are passed on."),
-        (end, f"Each link carried {link:g} times the tensor. The red link: {star:g} times in and {star:g} times out."),
+        (end, f"Each link carried {link:g} times the tensor. The red link: {P - 1} times in and {P - 1} times out."),
     ]
     made.captions(10, 28, told, bold=True)
     x, y = CENTER

@@ -1,4 +1,4 @@
-"""The capstone's report in a browser: nothing is wider than the page, and every text can be read in both themes."""
+"""The capstone's report in a browser: nothing is wider than the page, and every text can be read."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +23,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_is_wider_than_the_page_and_texts_stand_out(page: Page, report: Path) -> None:
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme)
-        for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            page.goto(report.as_uri())
-            page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
-            widest = page.evaluate("Math.max(...[...document.querySelectorAll('body *')].map((element) => "
-                                   "element.getBoundingClientRect().right))")  # fmt: skip
-            assert widest <= width, (theme, width)
-        contrast, text = min(contrasts(page, "main *"))
-        assert contrast >= 4.5, (theme, text)
+    page.emulate_media(color_scheme="dark")  # the page is light in any case
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(report.as_uri())
+        page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
+        widest = page.evaluate("Math.max(...[...document.querySelectorAll('body *')].map((element) => "
+                               "element.getBoundingClientRect().right))")  # fmt: skip
+        assert widest <= width, width
+    contrast, text = min(contrasts(page, "main *"))
+    assert contrast >= 4.5, text

@@ -34,12 +34,5 @@ def apart(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def chapters(numbers: Sequence[int]) -> str:
-    """Return chapter numbers as text, such as "chapter 4" or "chapters 3 to 8, 10 and 14"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else names(run) for run in runs]
-    return f"chapter{'s' * (len(numbers) > 1)} {names(parts)}"
+    """Return chapter numbers as text, such as "chapter 4" or "chapters 3, 4 and 5"."""
+    return f"chapter{'s' * (len(numbers) > 1)} {names(numbers)}"

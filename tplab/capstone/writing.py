@@ -19,7 +19,7 @@ from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS
-from tplab.capstone.settings.settings import LARGEST_SEED, Settings, check_text
+from tplab.capstone.settings.settings import LARGEST_SEED, Settings
 from tplab.capstone.training.trainer import TEMPERATURE, write
 from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.model import ParallelGPT
@@ -54,7 +54,7 @@ def sample(
         raise ValueError(f"temperature={temperature} should be 0, for the most likely token, or a positive number")
     if not 0 <= seed <= LARGEST_SEED:
         raise ValueError(f"seed={seed} should be between 0 and 2^32 - 1 = {LARGEST_SEED}")
-    check_text("prompt", prompt)
+    prompt.encode()  # raises UnicodeEncodeError, which is a ValueError, if it has bytes that aren't UTF-8
     checkpoints = StepFolders(folder / "checkpoints")
     if not (steps := checkpoints.steps()):
         raise FileNotFoundError(

@@ -15,14 +15,14 @@ def batches(seq_length: int = 10, batch_size: int = 7, seed: int = 3, tokens: np
 
 def begins(data: Batches, rows: int) -> list[int]:
     """Where the first so many rows that ever come begin."""
-    ids = torch.cat([data.batch(step)[0] for step in range(-(-rows // data.batch_size))])
+    ids = torch.cat([data.own(step, 0, 1)[0] for step in range(-(-rows // data.batch_size))])
     return [WHERE[int(first)] for first in ids[:rows, 0]]
 
 
 def test_rows_are_slices_of_the_tokens_and_targets_the_same_one_further_on() -> None:
     data = batches()
     for step in (0, 1, 13, 14, 15, 10**9):
-        ids, targets = data.batch(step)
+        ids, targets = data.own(step, 0, 1)
         assert ids.shape == targets.shape == (7, 10)
         assert ids.dtype == targets.dtype == torch.int64
         assert ids.is_contiguous()
@@ -51,19 +51,19 @@ def test_in_an_epoch_each_window_comes_once_and_the_next_one_has_another_order()
 def test_a_batch_is_a_function_of_arguments_and_step_alone() -> None:
     torch.manual_seed(1)
     forwards, state = batches(), torch.get_rng_state()
-    first = [forwards.batch(step) for step in range(40)]
+    first = [forwards.own(step, 0, 1) for step in range(40)]
     assert torch.equal(torch.get_rng_state(), state)
     backwards = batches()
     for step in reversed(range(40)):
-        assert all(torch.equal(a, b) for a, b in zip(first[step], backwards.batch(step), strict=True))
-    assert not torch.equal(batches(seed=4).batch(0)[0], first[0][0])
+        assert all(torch.equal(a, b) for a, b in zip(first[step], backwards.own(step, 0, 1), strict=True))
+    assert not torch.equal(batches(seed=4).own(0, 0, 1)[0], first[0][0])
 
 
 def test_replicas_together_have_the_same_global_batch() -> None:
     data, replicas = batches(batch_size=8), 4
     for step in (0, 12, 13):
         rows = [data.own(step, replica, replicas) for replica in range(replicas)]
-        for of_all, of_each in zip(data.batch(step), zip(*rows, strict=True), strict=True):
+        for of_all, of_each in zip(data.own(step, 0, 1), zip(*rows, strict=True), strict=True):
             assert torch.equal(of_all, torch.cat(of_each))
 
 

@@ -40,14 +40,8 @@ class Batches:
         self.windows = max(1, (len(tokens) - seq_length) // seq_length)  # the same number for every offset
         self._epoch: int | None = None  # whose windows' offsets are in `_begins`
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the (ids, targets) of all replicas for a step 0, 1, 2, ...: [batch_size, seq_length] int64 each."""
-        return self.own(step, 0, 1)
-
     def own(self, step: int, replica: int, replicas: int) -> tuple[Tensor, Tensor]:
-        """Return the rows of `batch(step)` that one replica trains on: [batch_size / replicas, seq_length] each."""
-        if not 0 <= replica < replicas:
-            raise ValueError(f"replica={replica} should be between 0 and {replicas - 1}")
+        """Return a replica's (ids, targets) for a step 0, 1, 2, ...: [batch_size / replicas, seq_length] int64 each."""
         count = divide(self.batch_size, replicas)
         first = step * self.batch_size + replica * count
         begins = [self._begin(number) for number in range(first, first + count)]

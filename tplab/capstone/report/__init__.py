@@ -27,7 +27,6 @@ _SECTIONS: dict[str, Callable[[Run], Iterator[str]]] = {
     "How it's split": sections.split,
     "Predicted and measured": sections.plan,
     "Details": sections.tables,
-    "What's next?": sections.next_steps,
 }
 
 

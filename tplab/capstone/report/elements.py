@@ -1,10 +1,9 @@
 """The elements of a report as HTML and SVG: paragraphs, tables, curves, bars, and the picture of the split.
 
-They take their colors from the page's style, so they suit light and dark themes, and their width from the page. Text
-stays text, so it never shrinks with a picture. In a paragraph, anything in `backquotes` is formatted as code.
+They take their colors from the page's style, and their width from the page. Text stays text, so it never shrinks with a
+picture.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
@@ -39,23 +38,12 @@ class Bar(NamedTuple):
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    parts = re.split(r"`([^`]*)`", text)
-    inner = "".join(_code(part) if odd % 2 else escape(part) for odd, part in enumerate(parts))
-    return f'<p class="{kind}">{inner}</p>' if kind else f"<p>{inner}</p>"
-
-
-def _code(text: str) -> str:
-    """Format code whose lines break only between words, and not after hyphens."""
-    return f"<code>{' '.join(f'<span>{escape(word)}</span>' for word in text.split())}</code>"
+    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
 def numbers(found: Sequence[Number]) -> str:
     cells = (f"<li><strong>{escape(one.value)}</strong><br>{escape(one.name)}</li>" for one in found)
     return f'<ul class="numbers">{"".join(cells)}</ul>'
-
-
-def listing(items: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{paragraph(item)}</li>' for item in items)}</ul>"
 
 
 def text_block(text: str) -> str:
@@ -79,12 +67,12 @@ def thinned(lines: Mapping[str, Points]) -> dict[str, Points]:
     return {name: [(one[-1][0], fmean(value for _, value in one)) for one in line] for name, line in groups.items()}
 
 
-def curves(lines: Mapping[str, Points], dots: Mapping[str, Points], says: str, zero: bool = False) -> str:
+def curves(lines: Mapping[str, Points], dots: Mapping[str, Points], says: str) -> str:
     """Draw up to two lines over the steps, the second one dashed and in front, and dots."""
     lines = thinned(lines)
     everything = [point for points in (*lines.values(), *dots.values()) for point in points]
     steps, values = [step for step, _ in everything], [value for _, value in everything]
-    first, last, low, high = min(steps), max(steps), 0.0 if zero else min(values), max(values)
+    first, last, low, high = min(steps), max(steps), min(values), max(values)
 
     def at(point: tuple[int, float]) -> str:
         x, y = (point[0] - first) / max(1, last - first), (high - point[1]) / (high - low or 1)

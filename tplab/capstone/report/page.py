@@ -1,6 +1,6 @@
 """A report as one self-contained HTML page, with no scripts and no external resources.
 
-The page has one column. It supports light and dark themes, narrow screens and printing.
+The page has one column. It suits narrow screens, too.
 """
 
 from collections.abc import Sequence
@@ -8,15 +8,9 @@ from html import escape
 
 _STYLE = """
 :root {
-  color-scheme: light dark; --ink: #1d2327; --soft: #565e64; --line: #d9dde0; --paper: #fff; --shade: #f3f5f6;
+  color-scheme: light; --ink: #1d2327; --soft: #565e64; --line: #d9dde0; --paper: #fff; --shade: #f3f5f6;
   --one: #0b62a4; --two: #a5460a; --whole: #59636b;
   --c1: #0b62a4; --c2: #e69f00; --c3: #009e73; --c4: #cc79a7; --c5: #56b4e9;
-}
-@media screen and (prefers-color-scheme: dark) {
-  :root {
-    --ink: #e2e6e9; --soft: #a3acb3; --line: #3a4045; --paper: #15181a; --shade: #202528;
-    --one: #6cb6ff; --two: #ffb066; --whole: #97a1a8; --c1: #4d9be0;
-  }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 17px/1.6 system-ui, sans-serif; }
@@ -32,11 +26,9 @@ p { margin: 0.6rem 0; }
 }
 .numbers strong { font-size: 1.75rem; line-height: 1.2; color: var(--ink); white-space: nowrap; }
 .numbers, table, .bars { font-variant-numeric: tabular-nums; }
-code { font: 0.88em ui-monospace, Menlo, Consolas, monospace; }
-code span { display: inline-block; overflow-wrap: anywhere; }
-pre, p code { background: var(--shade); border-radius: 4px; padding: 0.1em 0.3em; }
 pre {
-  padding: 1rem 1.2rem; font: 0.9rem/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;
+  background: var(--shade); border-radius: 4px; padding: 1rem 1.2rem;
+  font: 0.9rem/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;
   overflow-wrap: anywhere;
 }
 details { border-top: 1px solid var(--line); padding: 0.5rem 0; }
@@ -92,11 +84,6 @@ td:first-child { white-space: nowrap; }
   .bars .bar { grid-column: 1 / 3; }
   .row { grid-template-columns: 1fr 1fr; }
   .row .block { grid-column: 1 / 3; }
-}
-@media print {
-  main { max-width: none; padding: 0; }
-  figure, table, pre, .model, .bars { break-inside: avoid; }
-  h2 { break-after: avoid; }
 }
 """
 

@@ -18,7 +18,6 @@ from tplab.capstone.training.trainer import TEMPERATURE, TOP_K
 from tplab.capstone.words import apart, chapters, kind, layout, small, visible
 from tplab.common.units import count, duration, large, size
 from tplab.cost.flops import model_flops
-from tplab.course.feedback.verdict import names
 from tplab.course.learn.my_tp import BLOCKS, FOR_A_GPT, chapters_of
 from tplab.course.notebooks.numbering import chapter_of
 
@@ -84,7 +83,7 @@ def text(run: Run) -> Iterator[str]:
     if not run.samples:
         return
     *earlier, last = run.samples
-    begins = f", if the text begins with `{last['prompt']}`" if last["prompt"].strip() else ""
+    begins = f", if the text begins with “{last['prompt']}”" if last["prompt"].strip() else ""
     yield html.paragraph(f"This is what it writes after {count(last['step'], 'step')}{begins}:")
     yield html.text_block(visible(last["text"]))
     if earlier:
@@ -216,14 +215,8 @@ def _scaling(run: Run, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def tables(run: Run) -> Iterator[str]:
-    settings, answers = run.settings, run.start["answers"]
-    if answers:
-        rows = [_code(answers, number) for number in chapters_of(answers["whose"])]
-        yield html.folded("Whose code it is", html.table(rows))
-    speeds = [(step, row["tokens_per_second"]) for step, row in run.steps.items()]
-    curve = html.curves({"tokens/s": speeds}, {}, "Tokens per second over the steps.", zero=True)
-    share = f"{run.communication:.0%} of the time, the rank that waits most is in a collective."
-    yield html.folded("Speed over the run", *([html.paragraph(share)] if run.communication else []), curve)
+    if run.communication:
+        yield html.paragraph(f"{run.communication:.0%} of the time, the rank that waits most is in a collective.")
     if made := run.start["plan"]:
         parts = [(f"time: {name}", duration(value)) for name, value in made["seconds"].items() if value]
         parts += [(f"memory: {name}", size(value)) for name, value in made["memory"].items() if value]
@@ -232,22 +225,10 @@ def tables(run: Run) -> Iterator[str]:
     yield html.folded("Machine", html.table([{"part": name, "details": what} for name, what in _machine(run).items()]))
     values, defaults = (
         {name: "none" if value is None else _name(str(value)) or repr(value) for name, value in asdict(one).items()}
-        for one in (settings, Settings())
+        for one in (run.settings, Settings())
     )
     changed = [{"setting": name, "value": value} for name, value in values.items() if value != defaults[name]]
-    rest = [{"setting": name, "value": value} for name, value in values.items() if value == defaults[name]]
-    inner = [html.table(changed), html.folded("Settings that have their default values", html.table(rest))]
-    yield html.folded("Settings", *inner)
-
-
-def _code(answers: dict[str, Any], number: int) -> dict[str, str]:
-    of_chapter = [exercise for exercise in answers["whose"] if chapter_of(exercise) == number]
-    whose = {answers["whose"][exercise] for exercise in of_chapter}
-    return {
-        "chapter": f"{number:02d}", "exercises": names(of_chapter),
-        "lines": str(sum(answers["lines"][exercise] for exercise in of_chapter)),
-        "whose": " and ".join("mine" if one == MINE else one for one in sorted(whose, reverse=True)),
-    }  # fmt: skip
+    yield html.folded("Settings that differ from the defaults", html.table(changed))
 
 
 def _machine(run: Run) -> dict[str, str]:
@@ -261,23 +242,6 @@ def _machine(run: Run) -> dict[str, str]:
     if run.start["shares_memory"]:
         rows["layout"] += ", and shared memory for tensor-parallel all-reduces"
     return rows
-
-
-def next_steps(run: Run) -> Iterator[str]:
-    settings, folder = run.settings, _name(str(run.folder))
-    command = "python -m tplab.capstone"
-    steps = []
-    if run.done < settings.steps:
-        steps.append(f"Train to step {settings.steps:,}: `{command} --folder {folder}`")
-    if not run.measured:
-        steps.append(f"Compare this run with a single rank, and time fewer ranks: `{command} study --folder {folder}`")
-    steps.append(f"Let it write more: `{command} sample {folder} --prompt def`")
-    if settings.layers != "mine":
-        steps.append(f"Train layers of your own: `{command} --preset laptop --layers mine`")
-    if kind(settings) == "GPT":
-        steps.append(f"Train a Llama instead: `{command} --preset llama`")
-    steps.append("Use eight GPUs: `torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8`")
-    yield html.listing(steps)
 
 
 def _losses(run: Run) -> list[tuple[int, float]]:

@@ -212,18 +212,7 @@ def _check_type(name: str, kind: Any, value: Any) -> None:
         wanted = " or ".join(getattr(part, "__name__", str(part)) for part in allowed)
         raise ValueError(f"{name} should be {wanted}, not {value!r}")
     if isinstance(value, str):
-        check_text(name, value)
-
-
-def check_text(name: str, text: str) -> None:
-    """Raise ValueError if a text can't be encoded as UTF-8, as when a terminal's argument has other bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}={text!r} isn't valid Unicode, because {text[error.start]!r} at position {error.start} stands "
-            "for a byte that isn't UTF-8, or for half of a character. Leave it out"
-        ) from None
+        value.encode()  # raises UnicodeEncodeError, which is a ValueError, if it has bytes that aren't UTF-8
 
 
 def _check_combinations(s: Settings) -> None:

@@ -91,14 +91,16 @@ def training_step(
     model: nn.Module, optimizer_class: Callable[..., Optimizer], mesh: DeviceMesh | None = None, **options: Any
 ) -> TrainingStep:
     """Return the `TrainingStep` for a model. `options` are options for the step and for the optimizer."""
-    return TrainingStep(model, optimizer_class, mesh=mesh, norm=hooks_of(model).norm, **options)
+    hooks: TrainingHooks = model.hooks  # type: ignore[assignment]
+    return TrainingStep(model, optimizer_class, mesh=mesh, norm=hooks.norm, **options)
 
 
 def for_generation(model: nn.Module) -> ParallelGPT:
     """Return a model for `tplab.gpt.generation.generate`. Don't store it, because its weights may be a copy."""
     if isinstance(model, ParallelGPT) and not model.region.sequence_parallel:
         return model
-    way, own = hooks_of(model), dict(model.named_parameters())
+    way: Any = model.hooks
+    own = dict(model.named_parameters())
     first = next(iter(own.values()))
     whole = ParallelGPT(way.config, group=way.group, device="meta", dtype=first.dtype)
     if isinstance(model, plain.GPT):  # its embedding table has no padding
@@ -110,8 +112,3 @@ def for_generation(model: nn.Module) -> ParallelGPT:
         shared = nn.Parameter(parameter.detach(), requires_grad=False)
         whole.get_submodule(path).register_parameter(last, shared)
     return whole.eval()
-
-
-def hooks_of(model: nn.Module) -> TrainingHooks:
-    """Return a model's hooks. This also works for torch.compile's wrapper, because the wrapper forwards attributes."""
-    return model.hooks  # type: ignore[return-value]
