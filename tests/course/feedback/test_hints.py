@@ -23,16 +23,22 @@ def test_unfolding_is_the_inverse_of_folding():
     assert hints.unfold(fold_hints(listed)) == written
 
 
-def test_every_call_shows_the_next_one_and_the_last_one_stays(root, capsys):
+@pytest.fixture
+def show(root):
+    """Show the next hint of an exercise, as `tplab hint` does."""
+    return lambda number="90.1": cli.main(["hint", number, "--root", str(root)])
+
+
+def test_every_call_shows_the_next_one_and_the_last_one_stays(root, show, capsys):
     shown = []
     for _ in range(4):
-        assert hints.show("90.1", root, root / ".tplab") == 0
+        assert show() == 0
         shown.append(capsys.readouterr().out)
     assert [re.findall(r"hint (\d) of 3", text) for text in shown] == [["1"], ["2"], ["3"], ["3"]]
     assert "Add." in shown[0]
     assert "to itself" not in shown[0]
-    hints.show("90.2", root, root / ".tplab")
-    assert json.loads((root / ".tplab" / hints.STATE).read_text()) == {"90.1": 3, "90.2": 1}
+    show("90.2")
+    assert json.loads(next(root.rglob(hints.STATE)).read_text()) == {"90.1": 3, "90.2": 1}
 
 
 def test_without_a_number_it_is_the_next_exercise_to_do(root, capsys):
@@ -40,26 +46,27 @@ def test_without_a_number_it_is_the_next_exercise_to_do(root, capsys):
     assert "Exercise 90.1, hint 1 of 3" in capsys.readouterr().out
 
 
-def test_a_hint_is_shown_even_if_that_cannot_be_remembered(root, monkeypatch, capsys):
+def test_a_hint_is_shown_even_if_that_cannot_be_remembered(show, monkeypatch, capsys):
     """tests/common/test_files.py says that a file is replaced as a whole."""
     monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError("no space left on device")))
-    assert hints.show("90.1", root, root / ".tplab") == 0
+    assert show() == 0
     assert "hint 1 of 3" in capsys.readouterr().out
 
 
-def test_a_damaged_solution_is_told_and_no_hint_is_remembered(root, capsys):
+def test_a_damaged_solution_is_told_and_no_hint_is_remembered(root, show, capsys):
     (root / "solutions" / "90_tiny.ipynb").write_text('{"cells": [')
-    assert hints.show("90.1", root, root / ".tplab") == 2
+    assert show() == 2
     assert "Was it cut short?" in " ".join(capsys.readouterr().err.split())
-    assert not (root / ".tplab").exists()
+    assert not list(root.rglob(hints.STATE))
 
 
-def test_a_damaged_state_counts_as_empty(root, capsys):
-    path = root / ".tplab" / hints.STATE
-    path.parent.mkdir()
+def test_a_damaged_state_counts_as_empty(root, show, capsys):
+    show()
+    capsys.readouterr()
+    (path,) = root.rglob(hints.STATE)
     for content in (b"", b"[]", b"\xff\xfe", b'{"90.1": "two"}', b'{"90.1": -4}', b"[" * 9999):
         path.write_bytes(content)
-        assert hints.show("90.1", root, root / ".tplab") == 0
+        assert show() == 0
         assert "hint 1 of 3" in capsys.readouterr().out
         assert json.loads(path.read_text()) == {"90.1": 1}
 

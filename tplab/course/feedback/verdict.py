@@ -120,16 +120,15 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 class CheckPassed:
     """The result of a check whose answer passed.
 
-    The box also shows what the check `tried` and what comes `after` the exercise. All of the box's text must be the
-    same in every run, because nbval also compares the box with the one saved in the learner's notebook.
+    The box also shows where the answer was `stored`. All of the box's text must be the same in every run, because nbval
+    also compares the box with the one saved in the learner's notebook.
     """
 
     exercise: str
     title: str
     note: str
     compared: str
-    tried: str = ""
-    after: tuple[str, ...] = ()
+    stored: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         told = [indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text]
@@ -137,11 +136,10 @@ class CheckPassed:
 
     def _repr_html_(self) -> str:
         head = f"✓ Exercise {self.exercise} passed: {self.title}"
-        tried = f"Tried: {self.tried}" if self.tried else ""
         told = [paragraph(self.note)] if self.note else []
-        told += [paragraph(text, small=True) for text in (self.compared, tried) if text]
-        after = [paragraph("→ " + text, strong=True) for text in self.after]
-        return box(GREEN, heading(head, large=True), *told, *after)
+        told += [paragraph(self.compared, small=True)]
+        stored = [paragraph("→ " + text, strong=True) for text in self.stored]
+        return box(GREEN, heading(head, large=True), *told, *stored)
 
 
 @dataclass(eq=False)
