@@ -165,9 +165,6 @@ class Titled:
         return getattr(self.stdout, name)
 
 
-FIRST_CALL = "first call"  # what a rank observed before it ran the case again
-
-
 def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence[Sequence[Any]]) -> list[Observed]:
     """Run an answer in several cases on this rank, and return its observations in each case.
 
@@ -182,13 +179,11 @@ def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence
         # A twin creates its tensors on the same devices as the original case, so watching it would only take time
         watch = DefaultDevice() if case.twin is None else None
         with twins.observed_as(case.twin), watch or nullcontext(), redirect_stdout(titled):
-            runs = []
             for _ in range(2 if case.twin is Twin.AGAIN else 1):
                 # Each run gets a copy of the data, because an answer may modify its arguments in place
                 data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
                 with messages_kept():
-                    runs.append(run(answer, case, data_of_rank, make_group(case.groups)))
-        claims = {} if watch is None else watch.claims({} if values_on_cpu else runs[-1])
-        first = {FIRST_CALL: runs[0]} if len(runs) > 1 else {}
-        seen.append(twins.observed(case.twin, runs[-1]) | claims | first)
+                    observed = run(answer, case, data_of_rank, make_group(case.groups))
+        claims = {} if watch is None else watch.claims({} if values_on_cpu else observed)
+        seen.append(twins.observed(case.twin, observed) | claims)
     return seen

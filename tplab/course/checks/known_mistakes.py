@@ -99,7 +99,7 @@ def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -
     on_the_cpu: set[str] = set()
     with open_ledger(number, seed):
         for trial in trials:
-            for batch in _in_small(trial.batches(trial.answer(reference_answers(number)))):
+            for batch in _in_small(trial.batches()):
                 waiting = {name: trial.answer(named) for name, named in mistakes.items() if name not in asked}
                 seen = _run(trial, batch, waiting)
                 asked |= _questions(number, trial, batch, seen)

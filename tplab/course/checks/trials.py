@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tplab.course.checks import layouts, twins
-from tplab.course.checks.cases import FIRST_CALL, WORLD_SIZES, Batch, Place, member_of, on_a_rank, title_of
+from tplab.course.checks.cases import WORLD_SIZES, Batch, Place, member_of, on_a_rank, title_of
 from tplab.course.checks.choose import (
     about_groups,
     about_report,
@@ -24,7 +24,6 @@ from tplab.course.checks.choose import (
     ask_about_group,
     choose,
     explained,
-    same,
 )
 from tplab.course.checks.differences import Differences, compare_ranks
 from tplab.course.checks.ledger import failed, fresh_generator, note_right, note_the_device
@@ -107,7 +106,7 @@ class OnRanks(Trial):
     def check(self, number: str, answers: Answers) -> None:
         answer, own = self.answer(answers), self.table(number)
         name = getattr(answer, "__name__", "the answer")
-        for batch in self.batches(answer):
+        for batch in self.batches():
             runs = run_cases(
                 on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
                 note=lambda case: title_of(case, name), question=lambda case, failure: self._about(case, failure, own),
@@ -123,10 +122,10 @@ class OnRanks(Trial):
                     raise failed(number, differences, names, tried.question(own, observed, differences, known), note)
                 note_right(batch.world_size, observed, names, note)
 
-    def batches(self, answer: Any) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         """Yield the cases to run at each world size, with new random problems. The very first case is yielded alone.
 
-        On two ranks, the others include every variant of every case that makes sense for the answer.
+        On two ranks, the others include every variant of every case.
         """
         for world_size in self.world_sizes:
             generator = fresh_generator()
@@ -136,7 +135,7 @@ class OnRanks(Trial):
                 here += [
                     replace(case, twin=twin)
                     for twin in Twin
-                    if twins.makes_sense(twin, answer) and (self.late or twin is not Twin.LATE)
+                    if self.late or twin is not Twin.LATE
                     for case in wanted
                     if case.groups is None
                     and twin not in (self.without(case) if callable(self.without) else self.without)
@@ -206,7 +205,7 @@ class TriedCase:
         known: returns what the known mistakes observe, by name. It's only called if the question depends on them
         """
         twin, groups = self.case.twin, self.case.groups
-        if twin and not (twin is Twin.AGAIN and _repeats(observed)):
+        if twin:
             return about_variant(differences)
         if groups and (ask := about_groups(own)):
             return ask_about_group(ask)
@@ -271,12 +270,6 @@ def _each_on_a_rank(
         if one_sided(section):
             break
     return seen
-
-
-def _repeats(observed: Seen) -> bool:
-    """Return whether a second call on the same data gave the same values as the first, so nothing was left behind."""
-    first: Seen = [rank[FIRST_CALL] for rank in observed]
-    return all(same(name, first, observed) for name in first[0])
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ INPUTS = (
     Input("x with a single sequence", (1, 8, 2)),
     Input("x with 2 dimensions", (3, 8)),
     Input("x after exp, whose output autograd has saved", (3, 8, 2), exp=True),
-    Input("x, transposed in memory, like the gradient", (3, 8, 2), layout="transposed"),
-    Input("x, which is every other column of a larger tensor, like the gradient", (3, 8, 2), "every other column"),
+    Input("x, transposed in memory, like the gradient", (3, 8, 2), spread=True),
+    Input("x, which is every other column of a larger tensor, like the gradient", (3, 8), spread=True),
     Input("x, with the gradient of .sum(), which has strides of 0", (3, 8, 2), expanded=True),
     Input("x, used twice, in y(x) + 2 y(x)", (3, 8, 2), twice=True),
 )
