@@ -24,15 +24,6 @@ from tplab.course.feedback.waiting import untraced, watch
 from tplab.course.notebooks.numbering import package, parse_chapter
 from tplab.runtime.failures import Interrupted
 
-
-class Stopped(Interrupted):
-    """Raised when the user interrupts a check.
-
-    The message shows where the answer was interrupted. If the answer was running on several
-    ranks, the message shows where each of them was.
-    """
-
-
 in_library: list[Callable[[str], str]] = []  # each function says where an exercise's answer is stored, or returns ""
 _failed: dict[str, tuple[Any, ...]] = {}  # exercise -> the answers that failed its check when it last ran
 
@@ -111,7 +102,7 @@ def try_answers(number: str, answers: tuple[Any, ...], seed: int | None, trials:
                 raise ledger.afterwards
         except KeyboardInterrupt as stop:
             here = str(stop) or readable_traceback(stop).strip("\n").removesuffix("\nKeyboardInterrupt")
-            raise Stopped(f"the check of exercise {number} was stopped here:\n{here}") from None
+            raise Interrupted(f"the check of exercise {number} was stopped here:\n{here}") from None
         except (Exception, SystemExit) as error:
             failure = as_failure(number, error)
             if isinstance(failure, CheckFailed):

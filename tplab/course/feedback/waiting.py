@@ -168,17 +168,12 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
     elif checked:
         head, more = told_by_check(checked, number)
         hints = folded(number) if checked == number else ""
-    elif name:
-        head = f"This cell is waiting for exercise {number}."
-        more = (
-            f"This cell uses `{name}`, which a cell above can't define before you've written exercise {number}. After "
-            "that, run both cells. "
-        )
-        more += f"(This cell stopped with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
     else:
         head = f"This cell is waiting for exercise {number}."
-        more = (
-            f"This cell calls code that you'll write in exercise {number}. Run this cell again once your answer "
-            "passes its check."
-        )
+        more = f"It needs code that you'll write in exercise {number}. Run it again once your answer passes its check."
+        if name:
+            more = (
+                f"This cell uses `{name}`, which a cell above can't define before you've written exercise {number}. "
+                f"After that, run both cells. (This cell stopped with {type(error).__name__}: {error})"
+            )
     return f"{head}\n{more}", box(BLUE, heading("○ " + head), paragraph(more), hints)
