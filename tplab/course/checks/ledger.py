@@ -27,14 +27,8 @@ class Ledger:
     compared: dict[str, None] = field(default_factory=dict)  # names of observations, in the order they were compared
     claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
     passed: list[int] = field(default_factory=list)  # world sizes at which the answer passed a case
-    right: dict[str, list[int]] = field(default_factory=dict)  # a case's note -> world sizes where the case passed
     afterwards: CheckFailed | None = None  # failure that the check raises if everything else is right
     alone: bool = False  # whether a single process computed the results for all world sizes
-
-    def right_before(self, note: str, p: int) -> str:
-        """List the other world sizes at which this case has passed, for the headline of a check that fails at p."""
-        sizes = ", ".join(str(size) for size in self.right.get(note, ()) if size != p)
-        return f" (right at p = {sizes})" if sizes else ""
 
     def told(self) -> str:
         """For the verdict, return a sentence that lists what was right and at which world sizes."""
@@ -82,7 +76,7 @@ def failed(number: str, differences: Differences, names: Sequence[str], ask: str
     if differences.names and all("traffic" in name for name in differences.names):
         how = "right values, but wrong traffic"
     return CheckFailed(
-        f"{where}: {how}{on}{current().right_before(note, p)}.",
+        f"{where}: {how}{on}.",
         rows=list(differences.rows()),
         right=[name for name in names if name not in wrong],
         question=ask,
@@ -98,9 +92,8 @@ def note_right(
     ledger.alone = alone
     ledger.claims.update(dict.fromkeys(claims))
     ledger.compared.update(dict.fromkeys(name for name in names if name not in claims))
-    for sizes in (ledger.passed, ledger.right.setdefault(note, [])) if p else ():
-        if p not in sizes:
-            sizes.append(p)
+    if p and p not in ledger.passed:
+        ledger.passed.append(p)
 
 
 def note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]], note: str) -> None:

@@ -23,7 +23,6 @@ from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared
 from tplab.course.notebooks.numbering import EXERCISE
 from tplab.runtime import Deadlock, RankError, Results, launch
-from tplab.runtime.failures import rank_names
 
 TIMEOUT = 60.0  # seconds that a launch may take if the check doesn't say otherwise
 PLACE = 8  # bytes per rank in the file that says which case it has begun
@@ -94,19 +93,13 @@ def _failed_run(error: RankError, p: int, tried: str) -> CheckFailed:
     """Return the failure for a launch that failed."""
     report, ended, ledger = readable_report(str(error)), how_it_ended(error), current()
     if ended == "crash":
-        what, question = f"your code fails on {_failing_ranks(error, p)}", _about(report)
+        where = "a rank" if error.rank is None else f"rank {error.rank}"
+        what, question = f"your code fails on {where}", _about(report)
     else:
         waiting = "the ranks are waiting for each other"
         what, question = waiting if ended == "stuck" else "the ranks didn't finish in time", shared(ended)
     where = ", ".join(filter(None, [ledger.exercise and f"Exercise {ledger.exercise}", f"p = {p}", tried]))
-    return CheckFailed(f"{where}: {what}{ledger.right_before(tried, p)}.", report=report, question=question)
-
-
-def _failing_ranks(error: RankError, p: int) -> str:
-    failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
-    ranks = {int(rank) for group in failed for rank in group.split(",")}
-    ranks |= set() if ranks or error.rank is None else {error.rank}
-    return "every rank" if len(ranks) == p > 1 else rank_names(sorted(ranks)) if ranks else "a rank"
+    return CheckFailed(f"{where}: {what}.", report=report, question=question)
 
 
 @dataclass(frozen=True)
@@ -143,7 +136,6 @@ def run_cases(
     *,
     note: Callable[[Any], str],
     question: Callable[[Any, CheckFailed], str],
-    timeout: float = TIMEOUT,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
@@ -163,9 +155,7 @@ def run_cases(
             file.flush()
             watched, alone = Watched(some, file.name), len(some) == 1
             try:
-                seen = run_ranks(
-                    program, p, answer, watched, theirs, timeout=timeout, note=note(some[0]) if alone else ""
-                )
+                seen = run_ranks(program, p, answer, watched, theirs, note=note(some[0]) if alone else "")
                 failure = None
             except CheckFailed as error:
                 failure, at = error, watched.reached(p, error.__cause__)

@@ -83,8 +83,6 @@ class OnRanks(Trial):
                  tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
     tol:         the tolerance, as in `differences.compare_ranks`
     values_on_cpu: whether `run` may return tensors that it has created on the CPU
-    timeout:     the seconds after which a launch counts as an endless loop. If the answer only needs milliseconds, the
-                 learner shouldn't have to wait for a minute
     late:        whether every case also runs with messages that arrive at the last moment (see `late`). Use this if the
                  answer starts messages or collectives and waits for them later
     """
@@ -100,7 +98,6 @@ class OnRanks(Trial):
     without: Collection[Twin] | Callable[[Any], Collection[Twin]] = ()
     values_on_cpu: bool = False
     layouts_differ: bool = False
-    timeout: float = TIMEOUT
     late: bool = False
 
     def check(self, number: str, answers: Answers) -> None:
@@ -110,7 +107,6 @@ class OnRanks(Trial):
             runs = run_cases(
                 on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
                 note=lambda case: title_of(case, name), question=lambda case, failure: self._about(case, failure, own),
-                timeout=self.timeout,
             )  # fmt: skip
             for index, observed in enumerate(runs):
                 tried = TriedCase(self, batch, index)
@@ -272,16 +268,22 @@ def _each_on_a_rank(
     return seen
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exercise:
-    """An exercise and its check. For the fields, see `exercise`."""
+    """An exercise and its check.
+
+    takes:  the names of the answers that the check takes, as the reference answer defines them
+    trials: what the check tries, one after the other, or a function that takes {name: answer} and returns the trials
+    passed: the sentences that the learner reads if the answer passes
+    theirs: the names of tplab's functions that solve the exercise, in addition to those with an answer's name
+    """
 
     number: str
     title: str
     takes: Sequence[str]
     trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]]
     passed: str
-    theirs: Sequence[str]
+    theirs: Sequence[str] = ()
 
     def trials_of(self, answers: Answers) -> Sequence[Trial]:
         """Return what the check tries with these answers."""
@@ -291,20 +293,6 @@ class Exercise:
 EXERCISES: dict[str, Exercise] = {}  # those of the chapters that were imported
 
 
-def exercise(
-    number: str,
-    title: str,
-    *,
-    takes: Sequence[str],
-    trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]],
-    passed: str,
-    theirs: Sequence[str] = (),
-) -> None:
-    """Register an exercise and its check.
-
-    takes:  the names of the answers that the check takes, as the reference answer defines them
-    trials: what the check tries, one after the other, or a function that takes {name: answer} and returns the trials
-    passed: the sentences that the learner reads if the answer passes
-    theirs: the names of tplab's functions that solve the exercise, in addition to those with an answer's name
-    """
-    EXERCISES[number] = Exercise(number, title, takes, trials, passed, theirs)
+def exercise(number: str, title: str, **fields: Any) -> None:
+    """Register an exercise and its check. For the fields, see `Exercise`."""
+    EXERCISES[number] = Exercise(number=number, title=title, **fields)

@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.layouts import spread_out
 from tplab.course.checks.observation import Observed, observe
-from tplab.course.checks.trials import Answers, OnRanks
-from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import shared
+from tplab.course.checks.trials import OnRanks
 from tplab.runtime import device
 
 
@@ -91,22 +88,10 @@ class Problem(NamedTuple):
     upstream: list[Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operator(OnRanks):
-    """The trial of an operator, which has to be a subclass of `torch.autograd.Function`."""
-
-    def check(self, number: str, answers: Answers) -> None:
-        answer = self.answer(answers)
-        if not (isinstance(answer, type) and issubclass(answer, Function)):
-            what = f"{self.of} isn't a subclass of torch.autograd.Function."
-            raise CheckFailed(f"Exercise {number}: {what}", question=shared("no function"))
-        super().check(number, answers)
-
-
 def operator(
     name: str, forward: Half, backward: Half, *, of: str, part: str = "", dim: int = -1, cases: Sequence[Input] = CASES
-) -> Operator:
-    """Return the trial of an operator.
+) -> OnRanks:
+    """Return the trial of an operator, which has to be a subclass of `torch.autograd.Function`.
 
     name:  what the exercise calls the operator, for headlines
     of:    the name of the answer
@@ -114,7 +99,7 @@ def operator(
     """
     anywhere = {forward, backward} <= {COPY, ADD}
     tried = [replace(case, note=f"{name} of {case.note}") for case in (*cases, *[SCALAR] * anywhere)]
-    return Operator(
+    return OnRanks(
         of=of, part=part, cases=tried,
         draw=partial(draw, forward == GATHER, forward in (SPLIT, ADD_AND_SPLIT), dim), run=run,
         give=lambda case, problem, place: (problem.xs[place.index], problem.upstream[place.index]),

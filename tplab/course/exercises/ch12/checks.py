@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tplab.course.checks.cases import Case, Place, random_tensor
-from tplab.course.checks.forms.operators import ADD_AND_SPLIT, GATHER, Input, Operator, operator
+from tplab.course.checks.forms.operators import ADD_AND_SPLIT, GATHER, Input, operator
 from tplab.course.checks.observation import Observed, observe
 from tplab.course.checks.trials import exercise
 from tplab.runtime import device
@@ -86,7 +86,7 @@ def right_matmul(case: Sizes, full: Matmul, place: Place) -> Observed:
 exercise(
     "12.4", "Gathered too late", takes=["RowParallelMatmul"],
     trials=[
-        Operator(
+        OnRanks(
             of="RowParallelMatmul", cases=(Sizes(), Sizes((1, 4), 4, 6), Sizes((3, 8), 12, 2)), draw=draw_matmul,
             give=give_matmul, run=run_matmul, right=right_matmul, world_sizes=(4, 2, 1), layouts_differ=True,
         )
