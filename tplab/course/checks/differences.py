@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.describe import describe, describe_sequence
-from tplab.course.checks.observation import Changed, Claim, NotRun
+from tplab.course.checks.observation import REQUIRES_GRAD, Changed, Claim, NotRun
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.tensor_differences import Context, missing_value, tensor_difference
 from tplab.course.feedback.verdict import names, ranks_text
@@ -155,7 +155,13 @@ def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | Non
     if isinstance(seen, NotRun):
         return NOT_RUN, f"not run, because {seen.why}"
     if isinstance(seen, Changed):
-        return ("changed", f"your code wrote into {names(seen)}, which the caller still needs") if seen else None
+        if not seen:
+            return None
+        written = [name for name in seen if not name.startswith(REQUIRES_GRAD)]
+        if not written:
+            flagged = names([name.removeprefix(REQUIRES_GRAD) for name in seen])
+            return "requires grad", f"your code changed the requires_grad flag of {flagged}"
+        return "changed", f"your code wrote into {names(written)}, which the caller still needs"
     if isinstance(seen, Claim):
         return ("not so", f"not true: {seen}") if seen else None
     if isinstance(expected, Traffic):

@@ -28,6 +28,7 @@ from tplab.runtime import record
 Observed = dict[str, Any]
 Seen = Sequence[Observed]  # what each rank observed
 
+REQUIRES_GRAD = "requires_grad of "
 
 _side_groups: dict[Any, Any] = {}  # one group per default group, because creating a group takes ten milliseconds
 
@@ -60,6 +61,7 @@ class Snapshot:
     ...
     before.changed()          # Changed(("x",)) if x has new values,
                               # Changed(("parts",)) if the list `parts` contains other objects,
+                              # Changed(("requires_grad of x",)) if x.requires_grad has changed
     """
 
     def __init__(self, **values: Tensor | list[Any] | dict[Any, Any] | None) -> None:
@@ -67,12 +69,14 @@ class Snapshot:
         self.holders = {name: value for name, value in values.items() if isinstance(value, (list, dict))}
         self.held = {name: _identities(value) for name, value in self.holders.items()}
         self.before = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        self.required = {name: tensor.requires_grad for name, tensor in self.tensors.items()}
 
     def changed(self) -> Changed:
-        written = [name for name, tensor in self.tensors.items() if not _same(tensor.detach(), self.before[name])]
-        return Changed(
-            written + [name for name, value in self.holders.items() if _identities(value) != self.held[name]]
-        )
+        now = self.tensors.items()
+        written = [name for name, tensor in now if not _same(tensor.detach(), self.before[name])]
+        written += [name for name, value in self.holders.items() if _identities(value) != self.held[name]]
+        flagged = [name for name, tensor in now if tensor.requires_grad != self.required[name]]
+        return Changed([*written, *(f"{REQUIRES_GRAD}{name}" for name in flagged)])
 
 
 def _identities(value: list[Any] | dict[Any, Any]) -> list[Any]:

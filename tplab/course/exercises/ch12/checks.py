@@ -9,7 +9,7 @@ from torch import Tensor
 from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.operators import ADD_AND_SPLIT, GATHER, Input, operator
 from tplab.course.checks.observation import Observed, observe
-from tplab.course.checks.trials import exercise
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.runtime import device
 
 # 12.2: gather and reduce-scatter, along dimension 1
