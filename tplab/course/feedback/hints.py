@@ -1,4 +1,4 @@
-"""Each exercise has three hints. `tplab hint 4.2` shows the next hint. The box of a failed check contains all three.
+"""Each exercise has three hints, in the cell above its check. `tplab hint 4.2` shows the next one in a terminal.
 
 This module reads the hints from the executed solution notebook, which contains them as nested <details> (see
 `rewrite.fold_hints`). That way, learners still get the hints even if they've deleted or edited the hints cell in their
@@ -11,9 +11,12 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
+
 from tplab.common.files import replace
 from tplab.course.notebooks.cells import Cell
-from tplab.course.notebooks.reference import find_reference
 
 STATE = "hints.json"
 _OPENING = re.compile(r"<details><summary>Hint \d+</summary>")
@@ -29,9 +32,6 @@ def hints_of(reference: list[Cell]) -> dict[str, list[str]]:
     return {str(cell.marks["hints"]): unfold(cell.source) for cell in reference if "hints" in cell.marks}
 
 
-# Hints that have been shown
-
-
 def _seen(path: Path) -> dict[str, int]:
     """Return the number of the last hint shown for each exercise. A missing or damaged file counts as empty."""
     try:
@@ -44,11 +44,6 @@ def _seen(path: Path) -> dict[str, int]:
 
 def show(number: str, hints: list[str], memory: Path) -> None:
     """Print the next of an exercise's hints for `tplab hint 4.2`."""
-    # Imported here because notebook kernels also use this module, but kernels display hints as HTML, without rich
-    from rich.console import Console
-    from rich.markdown import Markdown
-    from rich.text import Text
-
     path = memory / STATE
     seen = _seen(path)
     step = min(seen.get(number, 0) + 1, len(hints))
@@ -62,28 +57,3 @@ def show(number: str, hints: list[str], memory: Path) -> None:
     console.print(Markdown(hints[step - 1]))
     console.print()
     console.print(Text(more if step < len(hints) else last, style="dim"))
-
-
-# Hints inside the box of a failed check
-
-
-def folded(number: str) -> str:
-    """Return the exercise's hints as nested HTML, or "" if they can't be found."""
-    return to_html(hints_of(find_reference(number)).get(number, []))
-
-
-def to_html(hints: list[str]) -> str:
-    """Convert Markdown hints to nested <details>, so that opening a hint reveals the next one.
-
-    This works without a kernel.
-    """
-    from markdown_it import MarkdownIt
-
-    render = MarkdownIt("commonmark", {"html": False}).render
-    folded = ""
-    for place in range(len(hints), 0, -1):
-        body = render(hints[place - 1])
-        inner = f'<div style="margin: 0.2em 0 0 1.1em;">{body}{folded}</div>'
-        summary = f'<summary style="cursor: pointer;">Hint {place}</summary>'
-        folded = f'<details style="margin-top: 0.35em;">{summary}{inner}</details>'
-    return folded

@@ -14,8 +14,6 @@ from html import escape
 from itertools import zip_longest
 from textwrap import fill, indent, wrap
 
-from tplab.course.feedback.hints import folded
-
 _WIDTH = 100
 _NAMES = 34  # maximum width of the names column and of the ranks column, in characters
 _BOX = (
@@ -152,7 +150,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
     report:   a traceback or the launcher's report, if the learner's code didn't run to completion.
     question: a question that points to the cause.
     footnote: how to repeat the check with the same inputs.
-    exercise: the exercise's number, for showing the exercise's hints.
+    exercise: the exercise's number, for saying where its hints are.
     """
 
     headline: str
@@ -187,8 +185,8 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
 
     __repr__ = __str__
 
-    def html(self, hints: str = "") -> str:
-        """Return the failure as an HTML box. `hints` is HTML to append at the bottom."""
+    def html(self) -> str:
+        """Return the failure as an HTML box."""
         parts = [heading("✗ " + self.headline)]
         if self.rows:
             parts.append(table(self.rows))
@@ -200,7 +198,10 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
             parts.append(paragraph("→ " + self.question, strong=True))
         if self.footnote:
             parts.append(paragraph(self.footnote, small=True))
-        return box(RED, *parts, hints)
+        if self.exercise:
+            hints = f"For a hint, look above this check, or run `tplab hint {self.exercise}` in a terminal."
+            parts.append(paragraph(hints, small=True))
+        return box(RED, *parts)
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython prints for this exception. In a notebook, also show the failure in a box."""
@@ -208,5 +209,5 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
             return ["CheckFailed: " + str(self)]
         if not self._shown:  # IPython calls this more than once
             self._shown = True
-            display_html(self.html(folded(self.exercise) if self.exercise else ""), str(self))
+            display_html(self.html(), str(self))
         return ["CheckFailed: " + self.headline]

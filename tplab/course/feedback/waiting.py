@@ -24,7 +24,6 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
-from tplab.course.feedback.hints import folded
 from tplab.course.feedback.verdict import BLUE, CheckFailed, box, display_html, heading, paragraph
 from tplab.course.notebooks.numbering import EXERCISE
 from tplab.course.notebooks.source import bound_names, checked_in, used_names
@@ -161,13 +160,11 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
     name:   the missing variable that made the cell fail with `error`, or "" if the cell called a stub.
     """
     checked = checked_in(source)
-    hints = ""
     if checked == number and name:
         head = f"Exercise {number} is waiting for `{name}`."
         more = f"`{name}` isn't defined yet. Run the exercise's cell above, and then run this check."
     elif checked:
         head, more = told_by_check(checked, number)
-        hints = folded(number) if checked == number else ""
     else:
         head = f"This cell is waiting for exercise {number}."
         more = f"It needs code that you'll write in exercise {number}. Run it again once your answer passes its check."
@@ -176,4 +173,4 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
                 f"This cell uses `{name}`, which a cell above can't define before you've written exercise {number}. "
                 f"After that, run both cells. (This cell stopped with {type(error).__name__}: {error})"
             )
-    return f"{head}\n{more}", box(BLUE, heading("○ " + head), paragraph(more), hints)
+    return f"{head}\n{more}", box(BLUE, heading("○ " + head), paragraph(more))
