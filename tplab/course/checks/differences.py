@@ -38,18 +38,6 @@ class Difference:
     text: str
 
 
-# kind of difference -> the aspect of the observation that is wrong
-_ASPECTS = {
-    "dtype": "dtype",
-    "negated": "sign",
-    "order": "order",
-    "transposed": "order",
-    "p times": "scale",
-    "1/p": "scale",
-    "multiple": "scale",
-}
-
-
 class Differences(Sequence[Difference]):
     """All differences found in one run on p ranks.
 
@@ -78,12 +66,6 @@ class Differences(Sequence[Difference]):
 
     def ranks(self, name: str) -> list[int]:
         return [d.rank for d in self._all if d.name == name and d.kind != NOT_RUN]
-
-    @property
-    def aspect(self) -> str:
-        """The aspect that all differences share ("dtype", "sign", "order" or "scale"), or "" if they share none."""
-        aspects = {_ASPECTS.get(d.kind, "") for d in self._all if d.kind != NOT_RUN and "traffic" not in d.name}
-        return next(iter(aspects)) if len(aspects) == 1 else ""
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (observations, ranks, text) rows.

@@ -9,8 +9,8 @@ identically. The record in `solutions/tables.json` holds a hash of each table an
 on. If only the wording of a question, a docstring, or a comment has changed, nothing has to be tried again.
 
 Mistakes that run to their end share one launch per world size and batch of cases. A mistake marked "(fails)" runs by
-itself, like a learner's answer, and so do all mistakes of an exercise whose trials depend on the answer. If one that
-isn't marked ends a launch, the report of this launch names its lines.
+itself, like a learner's answer, and so do all mistakes of an exercise whose trials depend on the answer, and those that
+are left if one of them ends the launch.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 from tplab.common.imports import ImportGraph
@@ -89,12 +88,12 @@ def _asked_alone(number: str, answer: Mistake, seed: int, trials: Sequence[OnRan
     try:
         try_answers(number, answers, crc32(f"{answer.name} {seed}".encode()) % 10**6, trials)
     except CheckFailed as failure:
-        return failure.question
+        return FAILS if trials and failure.report and not answer.fails else failure.question
     return PASSES
 
 
 def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -> dict[str, str]:
-    """Return {mistake: question} for the mistakes of a table that run to their end."""
+    """Return {mistake: question} for the mistakes of a table that run to their end, or for some of them."""
     mistakes = {mistake.name: reference_answers(number, mistake.of) for mistake in own.mistakes if not mistake.fails}
     asked: dict[str, str] = {}
     on_the_cpu: set[str] = set()
@@ -102,7 +101,11 @@ def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -
         for trial in trials:
             for batch in _in_small(trial.batches()):
                 waiting = {name: trial.answer(named) for name, named in mistakes.items() if name not in asked}
-                seen = _run(trial, batch, waiting) if waiting else {}
+                try:
+                    runs = observed_by_each(trial, [*waiting.values()], batch, LAUNCH_SECONDS)
+                except CheckFailed:  # one of them ends the launch, so each of them has to run by itself
+                    return asked
+                seen = dict(zip(waiting, runs, strict=True))
                 asked |= _questions(number, trial, batch, seen)
                 on_the_cpu |= {
                     name
@@ -138,14 +141,6 @@ def _questions(number: str, trial: OnRanks, batch: Batch, seen: Mapping[str, Seq
                 asked[name] = tried[index].question(trial.table(number), observed, differences, known[index])
                 break
     return asked
-
-
-def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Seen]]:
-    """Return, for each answer, what each rank observed in each case. Raises TableError if one ends the launch."""
-    try:
-        return dict(zip(answers, observed_by_each(trial, [*answers.values()], batch, LAUNCH_SECONDS), strict=True))
-    except CheckFailed as failure:
-        raise TableError(f"one of {', '.join(answers)} should be marked (fails):\n{failure.report}") from None
 
 
 def tried(root: Path) -> dict[str, str]:

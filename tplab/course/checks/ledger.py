@@ -72,7 +72,7 @@ def failed(number: str, differences: Differences, names: Sequence[str], ask: str
     ranks = sorted({d.rank for d in differences if d.kind != NOT_RUN})
     where = ", ".join(filter(None, [f"Exercise {number}", f"p = {p}" if p else "", note]))
     on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
-    how = " ".join(filter(None, ["wrong", differences.aspect]))
+    how = "wrong"
     if differences.names and all("traffic" in name for name in differences.names):
         how = "right values, but wrong traffic"
     return CheckFailed(

@@ -1,10 +1,9 @@
 """Show an unobtrusive box instead of an error if a notebook page runs into an exercise that isn't solved yet.
 
 A stub raises NotImplementedError("exercise 5.1"). Anywhere other than on a notebook page (in `tplab check`, nbval,
-nbclient, or a script, for example), this error makes the code that calls the stub fail. If a check raised the error,
-IPython then prints the text of the box instead of a traceback (see `untraced`). In JupyterLab or VS Code, a failed cell
-would keep Run All from running the cells below it. That's why `watch()` makes a page's kernel do two things for a cell
-that is waiting for an exercise to be solved:
+nbclient, or a script, for example), this error makes the code that calls the stub fail. In JupyterLab or VS Code, a
+failed cell would keep Run All from running the cells below it. That's why `watch()` makes a page's kernel do two things
+for a cell that is waiting for an exercise to be solved:
 
 1. It shows a box that names the exercise. A cell is waiting for an exercise if
    - it calls the exercise's stub, in this process or on a rank,
@@ -121,16 +120,6 @@ def asks_for(error: Exception) -> str:
         kind, message = error.cause_type, error.cause_message
     stub = _STUB.fullmatch((message or "").strip())
     return stub[1] if stub and kind == "NotImplementedError" else ""
-
-
-def untraced(number: str, stub: NotImplementedError) -> None:
-    """If a check runs into a stub, have IPython print a message instead of the stub's traceback.
-
-    The message says which exercise the check is waiting for.
-    """
-    if asked := asks_for(stub):
-        lines = list(told_by_check(number, asked))
-        stub._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
 
 
 def _names(find: Callable[[str], set[str]], source: str) -> set[str]:
