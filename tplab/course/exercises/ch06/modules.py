@@ -88,7 +88,7 @@ exercise(
     trials=[
         *fused(8).trials(SELF, refused=(12, 3)),
         # groups of two ranks share six heads evenly, and all four ranks don't
-        fused(6).trials([Built(leading=(3, 5), groups=GROUPS)])[0],
+        *fused(6).trials([Built(leading=(3, 5), groups=GROUPS)]),
     ],
     passed="Your attention runs one all-reduce in the forward pass and one in the backward pass, and every rank "
     "computes its own heads without any help.",
@@ -225,11 +225,11 @@ def f_on_keys_and_values(case: Built, problem: Problem) -> Calls:
     return [("all_reduce", problem.x.numel() + tokens * 2 * HEAD_DIM)]
 
 
-compared_shared, steps = SHARED.trials(MULTI_QUERY)
+(compared_shared,) = SHARED.trials(MULTI_QUERY)
 
 exercise(
     "6.5", "Fix multi-query attention", takes=["MultiQueryAttention"],
-    trials=[by_size(compared_shared, f_on_the_weight, f_on_keys_and_values), steps],
+    trials=[by_size(compared_shared, f_on_the_weight, f_on_keys_and_values)],
     passed="Every gradient is complete, on every rank. There's another right answer, which adds up the contributions "
     "at a different place. Can you find it, too?",
 )  # fmt: skip
