@@ -57,16 +57,6 @@ def test_an_answer_that_fails_only_when_cases_follow_one_another_is_refused():
     assert failure.question == twins.question(Twin.BETWEEN)
 
 
-def test_a_new_group_in_each_call_is_noticed():
-    def answer(x, group):
-        dist.new_group()
-        return total(x, group)
-
-    failure = refused("90.71", answer)
-    assert Twin.BETWEEN.value in failure.headline
-    assert failure.question == shared("new groups")
-
-
 calls: set = set()
 
 

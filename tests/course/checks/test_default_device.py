@@ -43,7 +43,6 @@ RIGHT = {
 WRONG = {
     "torch.zeros": lambda x: x + torch.zeros(3, 4),
     "torch.ones and its row": lambda x: x * torch.ones(3, 4)[0],
-    "like the input, but on the CPU by name": lambda x: x + torch.zeros_like(x, device="cpu"),
     "moved to the CPU": lambda x: x.cpu() * 2,
     "filled and returned": lambda x: torch.empty(3, 4).copy_(x),
     "backward": backward,

@@ -30,8 +30,6 @@ def joined(*order: int) -> torch.Tensor:
     return torch.cat([PARTS[i] for i in order], 1)
 
 
-SHIFT = torch.arange(8.0, dtype=torch.float64)
-
 DESCRIBED = [
     ("rounding", RIGHT * (1 + 1e-13), None, ""),
     ("a step through float32", RIGHT.float().double(), "rounded", "almost correct, off by"),
@@ -52,7 +50,6 @@ DESCRIBED = [
     ("wrong order", joined(1, 0, 2, 3), "order", "wrong order along dimension 1: [1, 0, 2, 3]"),
     ("partly zero", torch.cat([PARTS[0], ELSE[:, 2:] * 0], 1), "partly zero", "zero in parts 1, 2 and 3 (of 0 to 3)"),
     ("partly wrong", torch.cat([RIGHT[:, :6], ELSE[:, 6:]], 1), "partly wrong", "wrong only in part 3 (of 0 to 3)"),
-    ("same in every row", RIGHT + 1 + SHIFT, "same in every row", "every row is off by the same vector"),
 ]
 
 
@@ -108,7 +105,7 @@ def calls(*kinds: str, waited: bool = True, group: tuple[int, ...] = (0, 1)) -> 
         (INFINITE * torch.tensor([-1.0, 1.0, -1.0]), INFINITE, "nan", ""),
         (INFINITE + torch.tensor([0.0, float("inf"), 0.0]), INFINITE, "nan", "1 of 3"),  # only wrong ones are counted
         (10**12 + 1, 10**12, "value", ""),
-        (4096, 4100, "value", "got 4,096, expected 4,100: 4 too low"),
+        (4096, 4100, "value", "got 4,096, expected 4,100"),
         (float("nan"), 0.5, "value", "got nan, expected 0.5"),
         ("170", 170, "type", "got '170', expected a number"),
         (True, 1, "type", "got True, expected a number"),

@@ -48,17 +48,9 @@ def test_a_wrong_answer_is_caught_and_explained(answer, question, says) -> None:
     assert "tplab/course/" not in told
 
 
-def test_the_verdict_says_what_was_tried_and_what_comes_next() -> None:
+def test_the_verdict_says_what_was_right() -> None:
     verdict = check("90.1", total)
     assert "Right: out, dx, forward traffic, backward traffic, inputs unchanged, on every rank" in repr(verdict)
-    # 5 observations on 7 ranks; at p = 2 and at p = 4, one all-reduce of 3 float64 elements
-    assert verdict.tried == "3 cases on 1, 2 and 4 ranks, 35 results compared, 2 messages of 48 bytes in all."
-    assert verdict.after == ("Next: exercise 90.2, in this process.",)
-
-
-def test_a_failure_at_one_world_size_says_where_the_answer_is_right() -> None:
-    failure = refused("90.1", lambda x, group: total(x, group) * (1 + (dist.get_world_size() == 2)))
-    assert failure.headline.endswith("wrong scale on every rank (right at p = 1).")
 
 
 @pytest.mark.parametrize("number", ["90.1", "89.2"])

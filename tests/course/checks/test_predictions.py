@@ -37,7 +37,6 @@ def test_dots_ask_for_a_prediction() -> None:
 def test_a_right_prediction_is_told_why_and_a_wrong_one_gets_advice_and_not_the_answer() -> None:
     assert "One all-reduce of 12 doubles." in repr(predict("90.a", calls=1, bytes=96))
     assert "You counted elements." in repr(predict("90.a", calls=1, bytes=12))
-    assert "You counted elements." in repr(predict("90.a", calls="1", bytes="24/2")), "the number as text"
     assert "How many calls" in repr(predict("90.a", calls=1, bytes=13)), "the question again"
     assert "not yet right: calls" in repr(predict("90.a", calls=True, bytes=96))
 
@@ -56,10 +55,10 @@ RIGHT_AND_WRONG = {
         [" ALL_reduce ", "All-reduce", "all reduce", "dist.all_reduce", dist.all_reduce],
         [dist.all_gather, "reduce", "all_gather", 3],
     ),
-    "shape": ([[2, 4], ("2", "4"), torch.tensor([2, 4])], [(4, 2), 8, ("2", "3"), torch.tensor([4, 2])]),
+    "shape": ([[2, 4], torch.tensor([2, 4])], [(4, 2), 8, torch.tensor([4, 2])]),
     "time": (
-        [0.501, [0.5], " 2 / 4 ", Fraction(1, 2), torch.tensor([0.5]), np.float32(0.5)],
-        [0.52, (0.4,), [0.5, 0.5], "1/0", "half", torch.tensor(0.4)],
+        [0.501, Fraction(1, 2), torch.tensor(0.5), np.float32(0.5)],
+        [0.52, (0.4,), [0.5, 0.5], "0.5", "half", torch.tensor(0.4)],
     ),
     "same": ([True, torch.tensor(True)], [1, None, "1", torch.tensor(1)]),
     "bias": ([4, (4,), [4]], [5, True]),  # the size of a vector may be written without brackets

@@ -15,6 +15,7 @@ from tplab.course.checks.run_answer import run_cases, run_ranks
 from tplab.course.checks.trials import exercise
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared
+from tplab.runtime import Deadlock, RankError
 
 pytestmark = pytest.mark.usefixtures("table")
 
@@ -64,7 +65,7 @@ def launches(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("stuck", [False, True])
-def test_a_case_that_fails_among_many_is_found_in_four_launches(launches, stuck) -> None:
+def test_a_case_that_fails_among_many_is_found_in_three_launches(launches, stuck) -> None:
     def answer(case, number):
         if case == 6 and stuck and dist.get_rank() == 0:
             dist.all_reduce(number)
@@ -75,7 +76,7 @@ def test_a_case_that_fails_among_many_is_found_in_four_launches(launches, stuck)
     assert [next(runs)[0].item() for _ in range(6)] == list(range(6))
     with pytest.raises(CheckFailed, match=r"case\(6\)"):
         next(runs)
-    assert launches == [9, 1, 5, 1]
+    assert launches == [9, 6, 1]
 
 
 def test_a_message_that_meets_one_of_a_later_case_is_blamed_on_the_first_case(launches) -> None:
@@ -89,14 +90,15 @@ def test_a_message_that_meets_one_of_a_later_case_is_blamed_on_the_first_case(la
     with pytest.raises(CheckFailed, match=r"p = 2, case\(one\): the ranks are waiting for each other") as failure:
         next(cases_of(answer))
     assert failure.value.question == shared("stuck"), "the case has no question of its own"
-    assert launches == [len(CASES), 1]
+    assert launches == [3, 2, 1]
 
 
 def test_the_rank_that_raised_says_which_case_failed_even_if_another_one_is_behind(tmp_path) -> None:
     path = tmp_path / "begun"
     path.write_bytes(b"".join(index.to_bytes(run_answer.PLACE, "little") for index in (23, 20)))
     watched = run_answer.Watched(range(40), str(path))
-    assert (watched.reached(2, failed=0), watched.reached(2, failed=None)) == (23, 20)
+    assert watched.reached(2, RankError("rank 0 failed", rank=0)) == 23
+    assert watched.reached(2, Deadlock("rank 0 is waiting", rank=0)) == 20
 
 
 # In this process

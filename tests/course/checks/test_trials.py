@@ -11,7 +11,6 @@ import torch.distributed as dist
 from tests.course.checks import refused
 from tplab.course.checks import trials
 from tplab.course.checks.cases import Case, random_tensor
-from tplab.course.checks.exercises import check
 from tplab.course.checks.forms import alone
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.trials import OnRanks, exercise
@@ -78,20 +77,6 @@ def exercise_90(chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for module in (trials, alone):
         monkeypatch.setattr(module, "reference_answers", reference_answers)
     exercise("90.81", "Add", takes=["total"], trials=[SUM], passed="It adds.")
-
-
-def test_what_an_answer_prints_stands_below_its_case(capsys):
-    def printing(x):
-        print("the answer", end=" ")
-        print("prints")
-        return total(x)
-
-    assert "It adds." in str(check("90.81", printing))
-    lines = capsys.readouterr().out.splitlines()
-    printed = [line for line in lines if line.startswith("[rank 1]")]
-    assert printed[:2] == ["[rank 1] p = 4, printing:", "[rank 1] the answer prints"]
-    titles = [line for line in printed if line.endswith(":")]
-    assert len(set(titles)) == len(titles) > 2, "each case has one title"
 
 
 def one_more(x):

@@ -8,7 +8,7 @@ from tplab.course.feedback.verdict import CheckFailed, CheckPassed
 
 def failure() -> CheckFailed:
     return CheckFailed(
-        "Exercise 4.2, p = 2: wrong on rank 1 (right at p = 1).",
+        "Exercise 4.2, p = 2: wrong on rank 1.",
         rows=[("dx", "rank 1", "exactly 2 times the right one (p = 2)"), ("backward traffic", "every rank", "a < b")],
         right=["out", "dW"],
         question="Who adds up?",

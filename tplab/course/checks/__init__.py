@@ -26,8 +26,7 @@ combinations        find out which combination of the ranks' tensors a wrong ten
 describe            describe values, as in "a tuple of 2 (tensor [3, 4], None)"
 recorded_traffic    compare one rank's traffic with the expected traffic
 default_device      find tensors that the learner's code creates on the CPU even if its input is on a GPU
-own_functions       detect an answer that calls tplab's own implementation of the exercise
-earlier_answers     find out whether a check fails because the answer to an earlier exercise is wrong
+used_functions      find out whether an answer uses tplab's own implementation, or an earlier answer that's wrong
 ledger              keep track of what the running check has compared so far, and build the failure that it raises
 predictions         define predict() and symptoms()
 failures            define show_failure()

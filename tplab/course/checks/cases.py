@@ -13,12 +13,11 @@ After that, all cases of a world size share a launch. On two ranks, this launch 
 under no_grad, or use non-contiguous tensors.
 """
 
-import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -149,25 +148,6 @@ def make_group(groups: Sequence[Sequence[int]] | None) -> Any:
     return next((group for group, ranks in zip(_made[key], groups, strict=True) if dist.get_rank() in ranks), None)
 
 
-class Titled:
-    """Standard output that prints a title before the first text, so that a learner sees which case printed it."""
-
-    def __init__(self, title: str, stdout: TextIO) -> None:
-        self.title, self.stdout = title, stdout
-
-    def write(self, text: str) -> int:
-        if self.title:
-            self.stdout.write(f"{self.title}\n")
-            self.title = ""
-        return self.stdout.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stdout, name)
-
-
-FIRST_CALL = "first call"  # what a rank observed before it ran the case again
-
-
 def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence[Sequence[Any]]) -> list[Observed]:
     """Run an answer in several cases on this rank, and return its observations in each case.
 
@@ -177,18 +157,14 @@ def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence
     run, answer, values_on_cpu = given
     seen = []
     for case, mine in zip(cases, data, strict=True):
-        title = f"p = {dist.get_world_size()}, {title_of(case, getattr(answer, '__name__', 'the answer'))}:"
-        titled: Any = Titled(title, sys.stdout)
         # A twin creates its tensors on the same devices as the original case, so watching it would only take time
         watch = DefaultDevice() if case.twin is None else None
-        with twins.observed_as(case.twin), watch or nullcontext(), redirect_stdout(titled):
-            runs = []
+        with twins.observed_as(case.twin), watch or nullcontext():
             for _ in range(2 if case.twin is Twin.AGAIN else 1):
                 # Each run gets a copy of the data, because an answer may modify its arguments in place
                 data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
                 with messages_kept():
-                    runs.append(run(answer, case, data_of_rank, make_group(case.groups)))
-        claims = {} if watch is None else watch.claims({} if values_on_cpu else runs[-1])
-        first = {FIRST_CALL: runs[0]} if len(runs) > 1 else {}
-        seen.append(twins.observed(case.twin, runs[-1]) | claims | first)
+                    observed = run(answer, case, data_of_rank, make_group(case.groups))
+        claims = {} if watch is None else watch.claims({} if values_on_cpu else observed)
+        seen.append(twins.observed(case.twin, observed) | claims)
     return seen

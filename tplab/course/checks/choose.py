@@ -121,7 +121,6 @@ def fits(symptom: str, d: Differences) -> bool:
     root NAME           the observation is right on rank 0, and wrong on other ranks
     some NAME           the observation is right on some ranks, and wrong on other ranks
     case WORDS          the description of the case in the headline matches this regular expression
-    aspect WORD         only one aspect of the values differs: "dtype", "sign", "order" or "scale"
     p = NUMBER          the run is about this many ranks
     malformed           an output is missing, isn't a tensor, or has the wrong structure or dtype
     not TERM            the opposite
@@ -145,8 +144,6 @@ def _fits(term: str, d: Differences) -> bool:
         return 0 < len(set(d.ranks(rest))) < d.p
     if word == "case":
         return bool(re.search(rest, d.note))
-    if word == "aspect":
-        return d.aspect == rest
     if word == "p":
         return rest == f"= {d.p}"
     if term == "malformed":

@@ -14,14 +14,12 @@ still be on the CPU, while any other tensor would be on the GPU.
 
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import torch
-from torch import Tensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -35,11 +33,6 @@ _MAKES = {
         *("empty", "zeros", "ones", "full", "arange", "linspace", "eye", "rand", "randn", "randint", "randperm"),
         *("tensor", "as_tensor", "empty_strided"),
     )
-}
-# These functions create a tensor on the device of another tensor, unless they're passed a device
-_MAKES_LIKE = {
-    *(getattr(torch, f"{name}_like") for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")),
-    *(getattr(Tensor, f"new_{name}") for name in ("empty", "empty_strided", "zeros", "ones", "full", "tensor")),
 }
 # Matches the names of the torch functions that send Python objects or create a process group
 _OF_OBJECTS = re.compile("object|new_group")
@@ -74,26 +67,12 @@ class DefaultDevice(TorchFunctionMode):
                 super(DefaultDevice, self).__exit__(None, None, None)
 
         torch.autograd._engine_run_backward = watched
-        self._showwarning, warnings.showwarning = warnings.showwarning, self._at_learners_line
         super().__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
         torch.autograd._engine_run_backward = self._run_backward
-        warnings.showwarning = self._showwarning
         super().__exit__(*failure)
-
-    def _at_learners_line(
-        self, message: Warning | str, category: type[Warning], filename: str, lineno: int,
-        file: TextIO | None = None, line: str | None = None,
-    ) -> None:  # fmt: skip
-        """Show a warning. If an operator raised it, name the line that called the operator, and not a line in here."""
-        frame: FrameType | None = sys._getframe()
-        while frame and frame.f_code is not DefaultDevice.__torch_function__.__code__:
-            frame = frame.f_back
-        if filename == __file__ and frame and frame.f_back:
-            filename, lineno = frame.f_back.f_code.co_filename, frame.f_back.f_lineno
-        self._showwarning(message, category, filename, lineno, file, line)
 
     def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
         """Return a dictionary with a `Claim` that describes what would go wrong on a machine with a GPU.
@@ -105,7 +84,7 @@ class DefaultDevice(TorchFunctionMode):
         return {MADE_THERE: Claim(problem)} if problem else {}
 
     def is_marked(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.device.type == "cpu" and _address(value) in self._marked
+        return _is_plain(value) and value.device.type == "cpu" and value.untyped_storage().data_ptr() in self._marked
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -115,9 +94,6 @@ class DefaultDevice(TorchFunctionMode):
         if func in _MAKES:
             if kwargs.get("device") in (None, "cpu") and not any(isinstance(item, Tensor) for item in args):
                 self._mark(out)
-        elif func in _MAKES_LIKE and kwargs.get("device") is not None:
-            if kwargs["device"] == "cpu":
-                self._mark(out)
         elif func in _MOVES and isinstance(out, Tensor):
             return self._moved(func, args, kwargs, out)
         elif self._marked and func not in _MAY_MIX:
@@ -126,8 +102,9 @@ class DefaultDevice(TorchFunctionMode):
 
     def _mark(self, out: Any) -> None:
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.numel():
-                self._marked[_address(tensor)] = _storage(tensor)
+            if _is_plain(tensor) and tensor.device.type == "cpu" and tensor.numel():
+                storage = tensor.untyped_storage()
+                self._marked[storage.data_ptr()] = storage
 
     def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         """Return the result of a call to `to` or `cpu`, marked as a CPU tensor if the call explicitly asks for "cpu".
@@ -136,13 +113,14 @@ class DefaultDevice(TorchFunctionMode):
         marked only if the original tensor is. If the two tensors share memory but only one of them should be marked,
         copy the result first.
         """
-        wanted = "cpu" if func is Tensor.cpu else _device_in((*args[1:], *kwargs.values()))
-        if wanted is None:
+        asked = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, (str, torch.device, Tensor))]
+        to_cpu = func is Tensor.cpu or any(isinstance(each, str) and each == "cpu" for each in asked)
+        if not asked and not to_cpu:
             self._follow(func, _tensors(args[:1]), out)
             return out
-        if self.is_marked(out) != (wanted == "cpu"):
+        if self.is_marked(out) != to_cpu:
             out = out.clone()
-            if wanted == "cpu":
+            if to_cpu:
                 self._mark(out)
         return out
 
@@ -187,28 +165,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    """Return a tensor's storage.
-
-    A functional collective returns a wrapper without storage of its own, so its tensor has to be unwrapped first.
-    """
-    while isinstance(tensor, AsyncCollectiveTensor):
-        tensor = tensor.elem
-    return tensor.untyped_storage()
-
-
-def _address(tensor: Tensor) -> int:
-    return _storage(tensor).data_ptr()
-
-
-def _device_in(values: Iterable[Any]) -> str | None:
-    """Return "cpu" if the first device found among a call's arguments is the string "cpu". For others, return "given".
-
-    The device may also be given as a tensor, because `to` accepts tensors. Return None if there's no device at all.
-    """
-    for value in values:
-        if isinstance(value, str):
-            return "cpu" if value == "cpu" else "given"
-        if isinstance(value, (torch.device, Tensor)):
-            return "given"
-    return None
+def _is_plain(value: Any) -> bool:
+    """Return whether this is a tensor, and no wrapper without memory of its own, as functional collectives return."""
+    return type(value) in (Tensor, nn.Parameter)

@@ -38,18 +38,6 @@ class Difference:
     text: str
 
 
-# kind of difference -> the aspect of the observation that is wrong
-_ASPECTS = {
-    "dtype": "dtype",
-    "negated": "sign",
-    "order": "order",
-    "transposed": "order",
-    "p times": "scale",
-    "1/p": "scale",
-    "multiple": "scale",
-}
-
-
 class Differences(Sequence[Difference]):
     """All differences found in one run on p ranks.
 
@@ -78,12 +66,6 @@ class Differences(Sequence[Difference]):
 
     def ranks(self, name: str) -> list[int]:
         return [d.rank for d in self._all if d.name == name and d.kind != NOT_RUN]
-
-    @property
-    def aspect(self) -> str:
-        """The aspect that all differences share ("dtype", "sign", "order" or "scale"), or "" if they share none."""
-        aspects = {_ASPECTS.get(d.kind, "") for d in self._all if d.kind != NOT_RUN and "traffic" not in d.name}
-        return next(iter(aspects)) if len(aspects) == 1 else ""
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (observations, ranks, text) rows.
@@ -194,18 +176,11 @@ def _number(seen: Any, expected: Any, tol: float) -> tuple[str, str] | None:
     rounded = isinstance(seen, float) or isinstance(expected, float)
     if seen == expected or (rounded and abs(seen - expected) <= tol * max(1.0, abs(expected))):
         return None
-    text = f"got {_written(seen)}, expected {_written(expected)}"
-    if _is_whole(seen) and _is_whole(expected):
-        text += f": {_written(abs(seen - expected))} too {'high' if seen > expected else 'low'}"
-    return "value", text
-
-
-def _is_whole(number: Any) -> bool:
-    return isfinite(number) and number == int(number)
+    return "value", f"got {_written(seen)}, expected {_written(expected)}"
 
 
 def _written(number: Any) -> str:
-    return f"{int(number):,}" if _is_whole(number) else f"{float(number):.6g}"
+    return f"{int(number):,}" if isfinite(number) and number == int(number) else f"{float(number):.6g}"
 
 
 def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:
@@ -215,16 +190,10 @@ def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:
         return None
     late = any(not call.waited for call in seen)
     kind = "never waited" if late else "no traffic" if not seen else "traffic"
-    if len(seen) == len(expected) and Traffic(call._replace(dtype=expected[0].dtype) for call in seen) == expected:
-        return kind, f"expected {expected[0].dtype}; saw the same calls with {_dtypes(seen)}"
     wanted, found = _spelled(expected), _spelled(seen)
     if wanted == found:  # the same calls, but among different ranks
         wanted, found = (f"{text} among ranks {_members(t)}" for text, t in ((wanted, expected), (found, seen)))
     return kind, f"expected {wanted}; saw {found}"
-
-
-def _dtypes(traffic: Traffic) -> str:
-    return names(sorted({call.dtype for call in traffic}))
 
 
 def _members(traffic: Traffic) -> str:

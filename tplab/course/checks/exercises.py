@@ -14,28 +14,17 @@ from typing import Any
 
 import torch
 
-from tplab.course.checks.earlier_answers import blame
 from tplab.course.checks.ledger import Ledger, open_ledger
-from tplab.course.checks.own_functions import tplabs_own
 from tplab.course.checks.run_answer import as_failure
 from tplab.course.checks.trials import EXERCISES, Exercise, Trial
+from tplab.course.checks.used_functions import tplabs_own, wrong_part
 from tplab.course.feedback.tracebacks import readable_traceback
 from tplab.course.feedback.verdict import CheckFailed, CheckPassed
-from tplab.course.feedback.waiting import untraced, watch
-from tplab.course.notebooks import numbering
-from tplab.course.notebooks.numbering import START_NUMBER, argument, package, parse_chapter, prefix
+from tplab.course.feedback.waiting import watch
+from tplab.course.notebooks.numbering import package, parse_chapter
 from tplab.runtime.failures import Interrupted
 
-
-class Stopped(Interrupted):
-    """Raised when the user interrupts a check.
-
-    The message shows where the answer was interrupted. If the answer was running on several
-    ranks, the message shows where each of them was.
-    """
-
-
-_passed: dict[str, tuple[tuple[Any, ...], bool]] = {}  # exercise -> the answers last checked, and whether they passed
+_failed: dict[str, tuple[Any, ...]] = {}  # exercise -> the answers that failed its check when it last ran
 
 
 def registered(number: str) -> Exercise:
@@ -80,32 +69,16 @@ def check(number: str, *answers: Any, seed: int | None = None) -> CheckPassed:
     try:
         ledger = try_answers(number, answers, seed)
     except CheckFailed as failure:
-        _passed[number] = answers, False
-        failure.question = blame(number, answers, _passes) or failure.question
+        failure.question = wrong_part(answers, _failed) or failure.question
+        _failed[number] = answers
         raise
-    except NotImplementedError as stub:
-        untraced(number, stub)
-        raise
-    _passed[number] = answers, True
+    _failed.pop(number, None)
     if not ledger.compared:
         raise RuntimeError(f"the check of exercise {number} compared nothing")
     note = exercise.passed
     if own := tplabs_own(answers, exercise.theirs):
         note = f"Your answer passes, but it uses tplab's own {own}. Now write {own} yourself. {note}".strip()
-    return CheckPassed(number, exercise.title, note, ledger.told(), ledger.tried(), _after(number))
-
-
-def _after(number: str) -> tuple[str, ...]:
-    """For an exercise whose check passed, return a sentence that says what comes next."""
-    chapter, place = numbering.place(number)
-    following = EXERCISES.get(f"{prefix(chapter)}.{place + 1}")
-    comes = f"Next: exercise {following.number}, {following.title}".rstrip("?!") + "." if following else ""
-    whole = "the start page" if chapter == START_NUMBER else f"chapter {chapter}"
-    last = (
-        f"That was the last exercise of {whole}. To check all its exercises again, run `tplab check "
-        f"{argument(chapter)}` in a terminal."
-    )
-    return (comes or last,)
+    return CheckPassed(number, exercise.title, note, ledger.told())
 
 
 def try_answers(number: str, answers: tuple[Any, ...], seed: int | None, trials: Sequence[Trial] = ()) -> Ledger:
@@ -124,7 +97,7 @@ def try_answers(number: str, answers: tuple[Any, ...], seed: int | None, trials:
                 raise ledger.afterwards
         except KeyboardInterrupt as stop:
             here = str(stop) or readable_traceback(stop).strip("\n").removesuffix("\nKeyboardInterrupt")
-            raise Stopped(f"the check of exercise {number} was stopped here:\n{here}") from None
+            raise Interrupted(f"the check of exercise {number} was stopped here:\n{here}") from None
         except (Exception, SystemExit) as error:
             failure = as_failure(number, error)
             if isinstance(failure, CheckFailed):
@@ -134,20 +107,6 @@ def try_answers(number: str, answers: tuple[Any, ...], seed: int | None, trials:
                 failure.footnote = f"To try the same inputs again: check({arguments})"
             raise failure from (None if failure is error else error)
     return ledger
-
-
-def _passes(number: str, answers: tuple[Any, ...]) -> bool:
-    """Return True if the answers pass the check for exercise `number`.
-
-    If the check last ran on exactly the same answers, reuse that result instead of running the check again.
-    """
-    if number not in _passed or [*map(id, _passed[number][0])] != [*map(id, answers)]:
-        try:
-            try_answers(number, answers, None)
-            _passed[number] = answers, True
-        except CheckFailed:
-            _passed[number] = answers, False
-    return _passed[number][1]
 
 
 def _name(answer: Any) -> str:

@@ -9,7 +9,8 @@ identically. The record in `solutions/tables.json` holds a hash of each table an
 on. If only the wording of a question, a docstring, or a comment has changed, nothing has to be tried again.
 
 Mistakes that run to their end share one launch per world size and batch of cases. A mistake marked "(fails)" runs by
-itself, like a learner's answer, and so do all mistakes of an exercise whose trials depend on the answer.
+itself, like a learner's answer, and so do all mistakes of an exercise whose trials depend on the answer, and those that
+are left if one of them ends the launch.
 """
 
 import argparse
@@ -23,7 +24,6 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 from tplab.common.imports import ImportGraph
@@ -34,7 +34,7 @@ from tplab.course.checks.exercises import registered, try_answers
 from tplab.course.checks.ledger import open_ledger
 from tplab.course.checks.observation import Seen
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.trials import ERROR, OnRanks, TriedCase, ended, observed_by_each
+from tplab.course.checks.trials import OnRanks, TriedCase, ended, observed_by_each
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
 from tplab.course.notebooks.numbering import chapter_of, number_of, package
@@ -88,20 +88,24 @@ def _asked_alone(number: str, answer: Mistake, seed: int, trials: Sequence[OnRan
     try:
         try_answers(number, answers, crc32(f"{answer.name} {seed}".encode()) % 10**6, trials)
     except CheckFailed as failure:
-        return failure.question
+        return FAILS if trials and failure.report and not answer.fails else failure.question
     return PASSES
 
 
 def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -> dict[str, str]:
-    """Return {mistake: question} for the mistakes of a table that run to their end."""
+    """Return {mistake: question} for the mistakes of a table that run to their end, or for some of them."""
     mistakes = {mistake.name: reference_answers(number, mistake.of) for mistake in own.mistakes if not mistake.fails}
     asked: dict[str, str] = {}
     on_the_cpu: set[str] = set()
     with open_ledger(number, seed):
         for trial in trials:
-            for batch in _in_small(trial.batches(trial.answer(reference_answers(number)))):
+            for batch in _in_small(trial.batches()):
                 waiting = {name: trial.answer(named) for name, named in mistakes.items() if name not in asked}
-                seen = _run(trial, batch, waiting)
+                try:
+                    runs = observed_by_each(trial, [*waiting.values()], batch, LAUNCH_SECONDS)
+                except CheckFailed:  # one of them ends the launch, so each of them has to run by itself
+                    return asked
+                seen = dict(zip(waiting, runs, strict=True))
                 asked |= _questions(number, trial, batch, seen)
                 on_the_cpu |= {
                     name
@@ -137,29 +141,6 @@ def _questions(number: str, trial: OnRanks, batch: Batch, seen: Mapping[str, Seq
                 asked[name] = tried[index].question(trial.table(number), observed, differences, known[index])
                 break
     return asked
-
-
-def _run(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[Seen]]:
-    """Return, for each answer, what each rank observed in each case.
-
-    An answer that ends the launch runs again by itself, one case after the other. From the case on that ends the launch
-    again, its ranks observe an ERROR.
-    """
-    if not answers:
-        return {}
-    names, cases = list(answers), len(batch.cases)
-    try:
-        return dict(zip(names, observed_by_each(trial, list(answers.values()), batch, LAUNCH_SECONDS), strict=True))
-    except CheckFailed:
-        if len(names) > 1:
-            halves = names[: len(names) // 2], names[len(names) // 2 :]
-            runs = [_run(trial, batch, {each: answers[each] for each in half}) for half in halves]
-            return runs[0] | runs[1]
-    error: Seen = [{ERROR: "the launch ended"}] * batch.world_size
-    seen: list[Seen] = []
-    while cases > 1 and len(seen) < cases and not (seen and ended(seen[-1])):
-        seen += _run(trial, batch.only([len(seen)]), answers)[names[0]]
-    return {names[0]: seen + [error] * (cases - len(seen))}
 
 
 def tried(root: Path) -> dict[str, str]:
@@ -207,15 +188,12 @@ def _imports() -> ImportGraph:
 
 @cache
 def _code(path: Path) -> str:
-    """Return a module's source without its docstrings, blank lines, and lines that contain only a comment."""
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, HAVE_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
-            docstring = node.body[0]
-            first, last = docstring.lineno - 1, docstring.end_lineno or docstring.lineno
-            lines[first:last] = [""] * (last - first)
-    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    """Return a module's code without docstrings, comments, and blank lines."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, HAVE_DOCSTRINGS) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+    return ast.unparse(tree)
 
 
 def problems(number: str) -> list[str]:

@@ -5,7 +5,7 @@ sizes at which the answer was right.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +15,8 @@ import torch
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.differences import NOT_RUN, Differences
 from tplab.course.checks.observation import Claim
-from tplab.course.feedback.tracebacks import VOTE_SHAPE
-from tplab.course.feedback.verdict import CheckFailed, names, ranks_text
+from tplab.course.feedback.verdict import CheckFailed, ranks_text
 from tplab.course.notebooks.mistakes import shared
-from tplab.runtime.records import Collective
 
 
 @dataclass
@@ -29,39 +27,8 @@ class Ledger:
     compared: dict[str, None] = field(default_factory=dict)  # names of observations, in the order they were compared
     claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
     passed: list[int] = field(default_factory=list)  # world sizes at which the answer passed a case
-    right: dict[str, list[int]] = field(default_factory=dict)  # a case's note -> world sizes where the case passed
     afterwards: CheckFailed | None = None  # failure that the check raises if everything else is right
-    cases: int = 0  # number of runs whose results were compared with the expected values
-    values: int = 0  # number of observations that were compared, over all cases and ranks
-    messages: int = 0  # number of collectives and sends among at least two ranks
-    bytes: int = 0  # total size of these messages, which counts each collective only once
     alone: bool = False  # whether a single process computed the results for all world sizes
-
-    def right_before(self, note: str, p: int) -> str:
-        """List the other world sizes at which this case has passed, for the headline of a check that fails at p."""
-        sizes = ", ".join(str(size) for size in self.right.get(note, ()) if size != p)
-        return f" (right at p = {sizes})" if sizes else ""
-
-    def count_messages(self, collectives: Iterable[Collective]) -> None:
-        """Count the messages that ranks sent while the answer ran. A collective counts once, not once per rank."""
-        for each in collectives:
-            first = each.kind == "send" or (each.kind != "recv" and each.rank == each.group[0])
-            if first and len(each.group) > 1 and each.shape != VOTE_SHAPE:
-                self.messages += 1
-                self.bytes += each.bytes
-
-    def tried(self) -> str:
-        """Summarize what the check tried, as in "12 cases on 1, 2 and 4 ranks, 480 results compared, ..."."""
-        if not self.cases:
-            return ""
-        cases = f"{self.cases:,} case{'' if self.cases == 1 else 's'}"
-        sizes = sorted(self.passed)
-        ranks = "" if self.alone or not sizes else f" on {names(sizes)} rank{'' if sizes == [1] else 's'}"
-        sent = f", {self.messages:,} messages" if self.messages else ""
-        # If the answers are numbers, the check chooses random message sizes, so the total would change every time
-        if sent and not self.alone:
-            sent += f" of {self.bytes:,} bytes in all"
-        return f"{cases}{ranks}, {self.values:,} results compared{sent}."
 
     def told(self) -> str:
         """For the verdict, return a sentence that lists what was right and at which world sizes."""
@@ -105,11 +72,11 @@ def failed(number: str, differences: Differences, names: Sequence[str], ask: str
     ranks = sorted({d.rank for d in differences if d.kind != NOT_RUN})
     where = ", ".join(filter(None, [f"Exercise {number}", f"p = {p}" if p else "", note]))
     on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
-    how = " ".join(filter(None, ["wrong", differences.aspect]))
+    how = "wrong"
     if differences.names and all("traffic" in name for name in differences.names):
         how = "right values, but wrong traffic"
     return CheckFailed(
-        f"{where}: {how}{on}{current().right_before(note, p)}.",
+        f"{where}: {how}{on}.",
         rows=list(differences.rows()),
         right=[name for name in names if name not in wrong],
         question=ask,
@@ -123,13 +90,10 @@ def note_right(
     ledger = current()
     claims = [name for name in names if any(isinstance(rank.get(name), Claim) for rank in observed)]
     ledger.alone = alone
-    ledger.cases += 1
-    ledger.values += len(observed) * len(names)
     ledger.claims.update(dict.fromkeys(claims))
     ledger.compared.update(dict.fromkeys(name for name in names if name not in claims))
-    for sizes in (ledger.passed, ledger.right.setdefault(note, [])) if p else ():
-        if p not in sizes:
-            sizes.append(p)
+    if p and p not in ledger.passed:
+        ledger.passed.append(p)
 
 
 def note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]], note: str) -> None:

@@ -5,7 +5,7 @@ depends on timing. If only one side posts its send or receive, that operation is
 answer.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,45 +16,26 @@ from tplab.course.checks.observation import side_group
 from tplab.runtime import Collective, device
 from tplab.runtime.recorder import Recorder
 
+unnamed: list[str] = []  # the receives of the running answer that don't name their sender
 _kept: list[Any] = []  # the requests of this rank's messages that may not have arrived yet
 
 
 @contextmanager
 def messages_kept() -> Iterator[None]:
-    """Context manager that keeps the request of every message until the message has arrived or the launch ends."""
-
-    def keep(message: Any, request: Any) -> None:
-        _kept[:] = [each for each in _kept if not each.is_completed()]
-        if request is not None and message.known.kind in ("send", "recv"):
-            _kept.append(request)
-
-    with _told_what_starts(keep):
-        yield
-
-
-@contextmanager
-def receives_from_any_rank(name: str, found: list[str]) -> Iterator[None]:
-    """Context manager that appends `name` to `found` for every receive that doesn't name its sender."""
-
-    def count(message: Any, request: Any) -> None:
-        if message.tag is not None:  # the recorder remembers the tag until it knows the sender
-            found.append(name)
-
-    with _told_what_starts(count):
-        yield
-
-
-@contextmanager
-def _told_what_starts(tell: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Context manager that calls `tell(operation, request)` each time a message or collective starts.
+    """Context manager that keeps the request of every message until the message has arrived or the launch ends.
 
     It wraps the recorder instead of torch, because reports show the line that called torch.
     """
     original = Recorder.started
+    unnamed.clear()
 
     def started(recorder: Recorder, entered: Any, request: Any) -> None:
         original(recorder, entered, request)
-        tell(entered, request)
+        if entered.tag is not None:  # the recorder remembers the tag until it knows the sender
+            unnamed.append(entered.known.kind)
+        _kept[:] = [each for each in _kept if not each.is_completed()]
+        if request is not None and entered.known.kind in ("send", "recv"):
+            _kept.append(request)
 
     Recorder.started = started  # type: ignore[method-assign, assignment]
     try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ from tplab.runtime import record
 Observed = dict[str, Any]
 Seen = Sequence[Observed]  # what each rank observed
 
-GROUPS_LEFT = "later calls create no new process groups"
 REQUIRES_GRAD = "requires_grad of "
 
 _side_groups: dict[Any, Any] = {}  # one group per default group, because creating a group takes ten milliseconds
@@ -102,7 +102,6 @@ def observe(
     *,
     inputs: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor | None] | None = None,
-    any_size: int | None = None,
 ) -> Observed:
     """Run the forward and backward passes of the learner's code on this rank, and record everything a check compares.
 
@@ -113,8 +112,6 @@ def observe(
                 expanded tensor of ones. If the output is a tuple, pass one gradient per element, and None for each
                 element that doesn't get a gradient.
     parameters: the parameters whose gradients `observe` records as "d" + name.
-    any_size:   the dimension along which inputs may have any size, or None. Some of the extra calls that
-                `Extra.between` adds use inputs that are twice as long along this dimension.
 
     Returns a dictionary with "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and
     "inputs unchanged" (a `Changed` that also covers the parameters and the upstream gradient). Either all ranks run the
@@ -130,28 +127,21 @@ def observe(
         if tensor is not None:
             tensor.grad = None
     extra = _extra.get()
-    if extra.between:  # start with gradients of one, as if an earlier backward pass had left them behind
+    if extra is Extra.BETWEEN:  # start with gradients of one, as if an earlier backward pass had left them behind
         for tensor in own.values():
             tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
     agreement = side_group()
-    others = [_other_numbers(tensor) for tensor in leaves.values()] if extra.between else []
-    calls = [others] if others else []
-    if others and any_size is not None:
-        calls.insert(0, [_twice_as_long(tensor, any_size) for tensor in others])
-    for values in calls:
-        run(*map(_leaf, values))
-    evaluated = _evaluate(run, leaves) if extra.evaluation else None
+    if extra is Extra.BETWEEN:
+        run(*map(_other_numbers, leaves.values()))
+    evaluated = _evaluate(run, leaves) if extra is Extra.EVALUATION else None
     with record() as forward:
-        out = run(*(leaf.view_as(leaf) if extra.later else leaf for leaf in leaves.values()))
-    groups = _number_of_groups()
-    for values in reversed(calls):
-        run(*map(_leaf, values))
+        out = run(*(leaf.view_as(leaf) if evaluated else leaf for leaf in leaves.values()))
+    if extra is Extra.BETWEEN:
+        run(*map(_other_numbers, leaves.values()))
     noted: Observed = {
         "out": portable(out) if evaluated is None else evaluated[0],
         "forward traffic": traffic(forward),
     }  # contains a copy of the output, because the backward pass may overwrite the original
-    if (more := _number_of_groups() - groups) > 0:
-        noted[GROUPS_LEFT] = Claim(f"the calls after the first two created {more} new process group{'s' * (more > 1)}")
 
     pairs, problem = _pairs(out, upstream)
     ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
@@ -165,8 +155,6 @@ def observe(
                 torch.autograd.backward([output for output, _ in ways_back], [gradient for _, gradient in ways_back])
         noted["backward traffic"] = traffic(backward)
         added = {"d" + name: portable(_added(tensor)) for name, tensor in own.items()}
-        if others and ways_back:
-            _backward_once_more(run, others, upstream, agreement)
         noted |= {"d" + name: portable(None if tensor is None else tensor.grad) for name, tensor in watched.items()}
         noted |= added
     noted["inputs unchanged"] = Changed(dict.fromkeys([*(evaluated[1] if evaluated else ()), *snapshot.changed()]))
@@ -175,33 +163,26 @@ def observe(
 
 def _added(parameter: Tensor) -> Tensor | None:
     """Return what the backward pass added to a parameter's gradient, or None if it added nothing."""
-    if not _extra.get().between or parameter.grad is None:
+    if _extra.get() is not Extra.BETWEEN or parameter.grad is None:
         return parameter.grad
     difference = parameter.grad - 1
     return difference if difference.any() else None
 
 
-@dataclass(frozen=True)
-class Extra:
-    """Extra calls of the learner's code by `observe`, or inputs that aren't leaf tensors.
+class Extra(Enum):
+    """Extra calls of the learner's code by `observe`.
 
-    between:     whether `observe` also calls the learner's code with other values, before and after the recorded
-                 forward pass. If so, `observe` also runs an extra forward and backward pass before it reads the
-                 gradients. If a call after the recorded forward pass creates a process group, `observe` returns a
-                 `Claim` that says so.
-    evaluation:  whether `observe` also calls the learner's code under no_grad, and returns the output of that call as
-                 "out".
-    later:       whether `observe` passes inputs that require a gradient but aren't leaves, as if an earlier layer had
-                 computed these inputs.
+    BETWEEN:    also call the code with other values, before and after the recorded forward pass
+    EVALUATION: also call the code under no_grad, and return the output of that call as "out". The inputs of the
+                recorded call require a gradient but aren't leaves, as if an earlier layer had computed them
     """
 
-    between: bool = False
-    evaluation: bool = False
-    later: bool = False
+    NONE = 0
+    BETWEEN = 1
+    EVALUATION = 2
 
 
-NOTHING_EXTRA = Extra()
-_extra: ContextVar[Extra] = ContextVar("_extra", default=NOTHING_EXTRA)
+_extra: ContextVar[Extra] = ContextVar("_extra", default=Extra.NONE)
 
 
 @contextmanager
@@ -226,30 +207,15 @@ def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[An
     return portable(out), snapshot.changed()
 
 
-def _backward_once_more(
-    run: Callable[..., Any], others: Sequence[Tensor], upstream: Tensor | Sequence[Tensor | None] | None, agreement: Any
-) -> None:
-    """Run a forward and a backward pass on other inputs before `observe` reads the gradients of the original inputs."""
-    again = [_leaf(tensor) for tensor in others]
-    pairs, problem = _pairs(run(*again), upstream)
-    ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
-    leaves = [tensor for tensor in again if tensor.requires_grad]
-    if _all_agree(bool(leaves and ways_back) and not problem, agreement):
-        outputs, gradients = zip(*ways_back, strict=True)
-        torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
-
-
 def _other_numbers(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same shape, dtype and memory layout, but with different values.
+    """Return a leaf tensor with the same shape, dtype and memory layout, but with different values.
 
     The new values don't come from a random number generator. Integer tensors and scalars keep their values.
     """
-    other = _leaf(tensor).detach()
-    return other.copy_(tensor.detach().flip(-1) * -0.75) if tensor.is_floating_point() and tensor.dim() else other
-
-
-def _twice_as_long(tensor: Tensor, dim: int) -> Tensor:
-    return torch.cat([tensor] * 2, dim) if tensor.dim() else tensor
+    other = _leaf(tensor)
+    if tensor.is_floating_point() and tensor.dim():
+        other.data.copy_(tensor.detach().flip(-1) * -0.75)
+    return other
 
 
 def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
@@ -331,10 +297,6 @@ def same_memory(result: Any, given: Tensor) -> bool:
     """Return True if a result shares memory with the tensor `given`, because it's the same tensor or a view of it."""
     mine = result.untyped_storage().data_ptr() if isinstance(result, Tensor) else 0
     return mine == given.untyped_storage().data_ptr() != 0
-
-
-def _number_of_groups() -> int:
-    return len(dist.distributed_c10d._world.pg_map)
 
 
 def _all_agree(mine: bool, group: Any) -> bool:

@@ -4,8 +4,8 @@
 
 This call looks up `PREDICTIONS["4.a"]` in the chapter's package, which reads them from `predictions.md`. If a field is
 still `...`, the learner hasn't predicted it yet. A wrong prediction doesn't raise an error. Instead, the learner gets
-some advice and, starting with the third distinct attempt, can also reveal the right answer. Numbers may also be text,
-fractions, or tensors ("1/4", "0.25", Fraction(1, 4), torch.tensor(0.25)), and names may contain hyphens, spaces, or
+some advice and, starting with the third distinct attempt, can also reveal the right answer. Numbers may also be
+fractions or tensors, such as Fraction(1, 4) or torch.tensor(0.25), and names may contain hyphens, spaces, or
 underscores.
 
 At the end of a chapter's "Break it" section, `symptoms(4)` displays a table of symptoms and the mistakes that cause
@@ -152,9 +152,6 @@ def _right(value: Any, right: Any) -> bool:
         return isinstance(name, str) and _same_name(name) == _same_name(right)
     if isinstance(right, bool) or isinstance(value, bool):
         return value is right
-    value = _number(value)
-    if isinstance(right, Real) and isinstance(value, (tuple, list)) and len(value) == 1:
-        value = _number(value[0])  # the learner wrote a number in brackets
     if isinstance(right, (tuple, list)) and len(right) == 1 and isinstance(value, Real):
         value = (value,)  # the learner wrote a vector's shape without brackets
     if isinstance(right, (tuple, list)):
@@ -168,17 +165,6 @@ def _right(value: Any, right: Any) -> bool:
 def _same_name(text: str) -> str:
     """Normalize the spelling of a name, so that "Reduce-scatter" and "dist.reduce_scatter" count as the same name."""
     return text.strip().casefold().removeprefix("dist.").replace("-", "_").replace(" ", "_")
-
-
-def _number(value: Any) -> Any:
-    """Convert a string such as "96", "0.25" or "1/4" to a number, and return any other value unchanged."""
-    if not isinstance(value, str):
-        return value
-    above, slash, below = value.partition("/")
-    try:
-        return float(above) / float(below) if slash else float(above)
-    except (ValueError, ZeroDivisionError):
-        return value
 
 
 def _advice(asked: Prediction, name: str, value: Any) -> str:

@@ -49,9 +49,6 @@ class Traffic(tuple[CollectiveCall, ...]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __hash__(self) -> int:
-        return hash(frozenset(Counter(self).items()))
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Traffic, (tuple(self),)
 

@@ -4,8 +4,6 @@ as_failure   turn an exception raised in this process into a CheckFailed
 run_ranks    run a program on p ranks
 run_cases    run several cases of a program on p ranks, and name the case that failed
 called_as    show the call if the learner's function raises an exception on a rank
-
-While a check runs, its ledger counts the messages that the ranks send.
 """
 
 import os
@@ -25,7 +23,6 @@ from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import shared
 from tplab.course.notebooks.numbering import EXERCISE
 from tplab.runtime import Deadlock, RankError, Results, launch
-from tplab.runtime.failures import rank_names
 
 TIMEOUT = 60.0  # seconds that a launch may take if the check doesn't say otherwise
 PLACE = 8  # bytes per rank in the file that says which case it has begun
@@ -66,25 +63,23 @@ def run_ranks(
     program: Callable[..., Any],
     p: int,
     *args: Any,
-    note: Callable[[RankError], str] = lambda error: "",
+    note: str = "",
     timeout: float = TIMEOUT,
 ) -> Results:
     """Run a check's program on p ranks with `launch`. results[r] is what program(*args) returned on rank r.
 
     If a rank fails, `run_ranks` raises CheckFailed with the launcher's report and a general question. If the ranks
     don't finish within `timeout` seconds, the question is about an endless loop. If a rank calls a stub, `run_ranks`
-    raises the stub's NotImplementedError. `note` takes the launcher's error and returns what the check tried, which the
-    headline shows, as in "ColumnParallelLinear(12, 8)".
+    raises the stub's NotImplementedError. `note` says what the check tried, for the headline, as in
+    "ColumnParallelLinear(12, 8)".
     """
     try:
-        results = launch(_portable_result, p, args=(program, args), timeout=timeout)
-        current().count_messages(results.record)
-        return results
+        return launch(_portable_result, p, args=(program, args), timeout=timeout)
     except RankError as error:
         message = str(error.cause_message or "").strip()
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
             raise NotImplementedError(message) from None
-        raise _failed_run(error, p, note(error)) from error
+        raise _failed_run(error, p, note) from error
 
 
 def how_it_ended(error: BaseException | None) -> str:
@@ -98,19 +93,13 @@ def _failed_run(error: RankError, p: int, tried: str) -> CheckFailed:
     """Return the failure for a launch that failed."""
     report, ended, ledger = readable_report(str(error)), how_it_ended(error), current()
     if ended == "crash":
-        what, question = f"your code fails on {_failing_ranks(error, p)}", _about(report)
+        where = "a rank" if error.rank is None else f"rank {error.rank}"
+        what, question = f"your code fails on {where}", _about(report)
     else:
         waiting = "the ranks are waiting for each other"
         what, question = waiting if ended == "stuck" else "the ranks didn't finish in time", shared(ended)
     where = ", ".join(filter(None, [ledger.exercise and f"Exercise {ledger.exercise}", f"p = {p}", tried]))
-    return CheckFailed(f"{where}: {what}{ledger.right_before(tried, p)}.", report=report, question=question)
-
-
-def _failing_ranks(error: RankError, p: int) -> str:
-    failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
-    ranks = {int(rank) for group in failed for rank in group.split(",")}
-    ranks |= set() if ranks or error.rank is None else {error.rank}
-    return "every rank" if len(ranks) == p > 1 else rank_names(sorted(ranks)) if ranks else "a rank"
+    return CheckFailed(f"{where}: {what}.", report=report, question=question)
 
 
 @dataclass(frozen=True)
@@ -126,15 +115,16 @@ class Watched:
                 os.pwrite(file.fileno(), index.to_bytes(PLACE, "little"), PLACE * dist.get_rank())
                 yield case
 
-    def begun(self, p: int) -> list[int]:
-        """Return the index of the case that each of p ranks had begun."""
-        with open(self.path, "rb") as file:
-            return [int.from_bytes(file.read(PLACE), "little") for _ in range(p)]
+    def reached(self, p: int, error: BaseException | None) -> int:
+        """Return the index of the case that failed: the one that the rank which raised an error had begun.
 
-    def reached(self, p: int, failed: int | None) -> int:
-        """Return the index of the case that the failed rank had begun, or, if it's None, the last of p ranks."""
-        begun = self.begun(p)
-        return min(begun) if failed is None else begun[failed]
+        If no rank raised one, it's the earliest case that one of the p ranks was in.
+        """
+        with open(self.path, "rb") as file:
+            begun = [int.from_bytes(file.read(PLACE), "little") for _ in range(p)]
+        if isinstance(error, RankError) and not isinstance(error, Deadlock) and error.rank is not None:
+            return begun[error.rank]
+        return min(begun)
 
 
 def run_cases(
@@ -146,16 +136,14 @@ def run_cases(
     *,
     note: Callable[[Any], str],
     question: Callable[[Any, CheckFailed], str],
-    timeout: float = TIMEOUT,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
     The program goes through the cases in order and returns a list with one result per case. All cases share one launch.
-    If that launch fails, `run_cases` looks up which case the ranks had reached. If no rank had come any further than
-    the first case, the failure is about the first case. Otherwise, `run_cases` runs the first case alone, then the
-    cases before the one that the ranks had reached, this case alone, and the cases after it, until a case fails on its
-    own. The failure message uses `note` to describe the failing case. It asks the question that `question` returns for
-    the case and its failure, or the general one from `run_ranks` if that's "".
+    If that launch fails, `run_cases` looks up which case the ranks had reached. It runs the cases before this one, this
+    case alone, and the cases after it, until a case fails on its own. The failure message uses `note` to describe the
+    failing case. It asks the question that `question` returns for the case and its failure, or the general one from
+    `run_ranks` if that's "".
 
     Always exhaust the iterator. Some answers fail only when several cases run one after another. For such an answer,
     `run_cases` raises CheckFailed only after it has yielded all cases.
@@ -165,34 +153,22 @@ def run_cases(
         with tempfile.NamedTemporaryFile() as file:
             file.write(bytes(PLACE * p))
             file.flush()
-            watched = Watched(some, file.name)
-
-            def in_first_case(error: BaseException | None) -> bool:
-                return len(some) == 1 or (min if how_it_ended(error) == "late" else max)(watched.begun(p)) == 0
-
+            watched, alone = Watched(some, file.name), len(some) == 1
             try:
-                seen = run_ranks(
-                    program, p, answer, watched, theirs, timeout=timeout,
-                    note=lambda error: note(some[0]) if in_first_case(error) else "",
-                )  # fmt: skip
+                seen = run_ranks(program, p, answer, watched, theirs, note=note(some[0]) if alone else "")
                 failure = None
             except CheckFailed as error:
-                failure, alone = error, in_first_case(error.__cause__)
-                # When one rank raises an exception, another one may not have come as far yet
-                cause = error.__cause__
-                raised = cause.rank if isinstance(cause, RankError) and not isinstance(cause, Deadlock) else None
-                at = watched.reached(p, raised)
-        if failure is not None:
-            parts = () if alone else (slice(0, 1), slice(1, at), slice(max(at, 1), at + 1), slice(at + 1, None))
-            for part in parts:
-                if some[part]:
-                    yield from run(some[part], theirs[part])
-            if alone or len(some) == len(cases):
-                failure.question = question(some[0], failure) or failure.question
-                raise failure
-            return  # these cases fail only if they run one after another, but a later case may fail on its own
-        for index in range(len(some)):
-            yield [on_rank[index] for on_rank in seen]
+                failure, at = error, watched.reached(p, error.__cause__)
+        if failure is None:
+            yield from ([on_rank[index] for on_rank in seen] for index in range(len(some)))
+            return
+        for part in () if alone else (slice(0, at), slice(at, at + 1), slice(at + 1, None)):
+            if some[part]:
+                yield from run(some[part], theirs[part])
+        if len(some) in (1, len(cases)):
+            failure.question = question(some[0], failure) or failure.question
+            raise failure
+        # These cases fail only if they run one after another, but a later case may fail on its own
 
     yield from run(cases, data)
 

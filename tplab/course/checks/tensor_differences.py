@@ -127,10 +127,7 @@ def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tupl
 
 
 def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """Yield guesses that parts of the tensor are wrong or out of order, or that every row is off by the same vector.
-
-    To find such parts, the function splits the tensor into p equal parts along one dimension at a time.
-    """
+    """Yield guesses that some of the tensor's p equal parts along a dimension are wrong or out of order."""
     p = context.p
     for dim in range(seen.dim()):
         if p > 1 and seen.shape[dim] % p == 0:
@@ -146,10 +143,6 @@ def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[s
                 if zero:
                     yield "partly zero", f"zero in {which}, correct elsewhere"
                 yield "partly wrong", f"wrong only in {which}: {_numbers(seen, expected, context)}"
-    if seen.dim() > 1 and seen.shape[:-1].numel() > 1 and not seen.is_complex():
-        off = (seen.to(torch.float64) - expected.to(torch.float64)).flatten(0, -2)
-        if _close(off, off[:1].expand_as(off), context.tol):
-            yield "same in every row", f"every row is off by the same vector: {_numbers(seen, expected, context)}"
 
 
 def _numbers(seen: Tensor, expected: Tensor, context: Context) -> str:

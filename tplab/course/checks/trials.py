@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tplab.course.checks import layouts, twins
-from tplab.course.checks.cases import FIRST_CALL, WORLD_SIZES, Batch, Place, member_of, on_a_rank, title_of
+from tplab.course.checks.cases import WORLD_SIZES, Batch, Place, member_of, on_a_rank, title_of
 from tplab.course.checks.choose import (
     about_groups,
     about_report,
@@ -24,7 +24,6 @@ from tplab.course.checks.choose import (
     ask_about_group,
     choose,
     explained,
-    same,
 )
 from tplab.course.checks.differences import Differences, compare_ranks
 from tplab.course.checks.ledger import failed, fresh_generator, note_right, note_the_device
@@ -84,8 +83,6 @@ class OnRanks(Trial):
                  tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
     tol:         the tolerance, as in `differences.compare_ranks`
     values_on_cpu: whether `run` may return tensors that it has created on the CPU
-    timeout:     the seconds after which a launch counts as an endless loop. If the answer only needs milliseconds, the
-                 learner shouldn't have to wait for a minute
     late:        whether every case also runs with messages that arrive at the last moment (see `late`). Use this if the
                  answer starts messages or collectives and waits for them later
     """
@@ -101,17 +98,15 @@ class OnRanks(Trial):
     without: Collection[Twin] | Callable[[Any], Collection[Twin]] = ()
     values_on_cpu: bool = False
     layouts_differ: bool = False
-    timeout: float = TIMEOUT
     late: bool = False
 
     def check(self, number: str, answers: Answers) -> None:
         answer, own = self.answer(answers), self.table(number)
         name = getattr(answer, "__name__", "the answer")
-        for batch in self.batches(answer):
+        for batch in self.batches():
             runs = run_cases(
                 on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
                 note=lambda case: title_of(case, name), question=lambda case, failure: self._about(case, failure, own),
-                timeout=self.timeout,
             )  # fmt: skip
             for index, observed in enumerate(runs):
                 tried = TriedCase(self, batch, index)
@@ -123,10 +118,10 @@ class OnRanks(Trial):
                     raise failed(number, differences, names, tried.question(own, observed, differences, known), note)
                 note_right(batch.world_size, observed, names, note)
 
-    def batches(self, answer: Any) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         """Yield the cases to run at each world size, with new random problems. The very first case is yielded alone.
 
-        On two ranks, the others include every variant of every case that makes sense for the answer.
+        On two ranks, the others include every variant of every case.
         """
         for world_size in self.world_sizes:
             generator = fresh_generator()
@@ -136,7 +131,7 @@ class OnRanks(Trial):
                 here += [
                     replace(case, twin=twin)
                     for twin in Twin
-                    if twins.makes_sense(twin, answer) and (self.late or twin is not Twin.LATE)
+                    if self.late or twin is not Twin.LATE
                     for case in wanted
                     if case.groups is None
                     and twin not in (self.without(case) if callable(self.without) else self.without)
@@ -206,7 +201,7 @@ class TriedCase:
         known: returns what the known mistakes observe, by name. It's only called if the question depends on them
         """
         twin, groups = self.case.twin, self.case.groups
-        if twin and not (twin is Twin.AGAIN and _repeats(observed)):
+        if twin:
             return about_variant(differences)
         if groups and (ask := about_groups(own)):
             return ask_about_group(ask)
@@ -273,22 +268,22 @@ def _each_on_a_rank(
     return seen
 
 
-def _repeats(observed: Seen) -> bool:
-    """Return whether a second call on the same data gave the same values as the first, so nothing was left behind."""
-    first: Seen = [rank[FIRST_CALL] for rank in observed]
-    return all(same(name, first, observed) for name in first[0])
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exercise:
-    """An exercise and its check. For the fields, see `exercise`."""
+    """An exercise and its check.
+
+    takes:  the names of the answers that the check takes, as the reference answer defines them
+    trials: what the check tries, one after the other, or a function that takes {name: answer} and returns the trials
+    passed: the sentences that the learner reads if the answer passes
+    theirs: the names of tplab's functions that solve the exercise, in addition to those with an answer's name
+    """
 
     number: str
     title: str
     takes: Sequence[str]
     trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]]
     passed: str
-    theirs: Sequence[str]
+    theirs: Sequence[str] = ()
 
     def trials_of(self, answers: Answers) -> Sequence[Trial]:
         """Return what the check tries with these answers."""
@@ -298,20 +293,6 @@ class Exercise:
 EXERCISES: dict[str, Exercise] = {}  # those of the chapters that were imported
 
 
-def exercise(
-    number: str,
-    title: str,
-    *,
-    takes: Sequence[str],
-    trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]],
-    passed: str,
-    theirs: Sequence[str] = (),
-) -> None:
-    """Register an exercise and its check.
-
-    takes:  the names of the answers that the check takes, as the reference answer defines them
-    trials: what the check tries, one after the other, or a function that takes {name: answer} and returns the trials
-    passed: the sentences that the learner reads if the answer passes
-    theirs: the names of tplab's functions that solve the exercise, in addition to those with an answer's name
-    """
-    EXERCISES[number] = Exercise(number, title, takes, trials, passed, theirs)
+def exercise(number: str, title: str, **fields: Any) -> None:
+    """Register an exercise and its check. For the fields, see `Exercise`."""
+    EXERCISES[number] = Exercise(number=number, title=title, **fields)

@@ -31,8 +31,7 @@ BFLOAT16_TOLERANCE = 32 * torch.finfo(torch.bfloat16).eps
 class Twin(Enum):
     FLOAT32 = "in float32"
     BETWEEN = "between two other calls"
-    EVALUATION = "under torch.no_grad"
-    EVAL_MODE = "in eval mode, on the output of an earlier layer"
+    EVALUATION = "as in evaluation"
     STRIDED = "on tensors that aren't contiguous"
     BFLOAT16 = "in bfloat16"
     AGAIN = "called again with the same arguments"
@@ -40,9 +39,10 @@ class Twin(Enum):
 
 
 _DTYPES: dict[Twin | None, torch.dtype] = {Twin.FLOAT32: torch.float32, Twin.BFLOAT16: torch.bfloat16}
+_EXTRA: dict[Twin | None, Extra] = {Twin.BETWEEN: Extra.BETWEEN, Twin.EVALUATION: Extra.EVALUATION}
 _TOLERANCES: dict[Twin | None, float] = {Twin.FLOAT32: FLOAT32_TOLERANCE, Twin.BFLOAT16: BFLOAT16_TOLERANCE}
 # These variants add calls of the learner's code or turn dropout off, so they don't suit code that draws random numbers
-DRAWS_ONCE = (Twin.BETWEEN, Twin.EVALUATION, Twin.EVAL_MODE)
+DRAWS_ONCE = (Twin.BETWEEN, Twin.EVALUATION)
 ROUNDED = (Twin.FLOAT32, Twin.BFLOAT16)  # these variants don't suit cases whose values need float64's precision
 # A check that doesn't launch any ranks loops over these variants itself. None stands for the original case
 ALONE = (None, Twin.FLOAT32, Twin.STRIDED, Twin.BFLOAT16)
@@ -126,9 +126,8 @@ def loss_in(twin: Twin | None, loss: Any) -> Any:
 @contextmanager
 def observed_as(twin: Twin | None) -> Iterator[None]:
     """Context manager that makes `observe` call the learner's code the way a variant of the case requires."""
-    later = twin in (Twin.EVALUATION, Twin.EVAL_MODE)
-    extra = Extra(between=twin is Twin.BETWEEN, evaluation=twin is Twin.EVALUATION, later=later)
-    module_mode = _eval_mode() if twin is Twin.EVAL_MODE else nullcontext()
+    extra = _EXTRA.get(twin, Extra.NONE)
+    module_mode = _eval_mode() if twin is Twin.EVALUATION else nullcontext()
     with module_mode, observing(extra), late() if twin is Twin.LATE else nullcontext():
         yield
 
@@ -147,17 +146,6 @@ def _eval_mode() -> Iterator[None]:
         yield
     finally:
         nn.Module.__init__ = original  # type: ignore[method-assign]
-
-
-def makes_sense(twin: Twin, answer: Any) -> bool:
-    """Return True if testing this variant of each case could change the result of a check.
-
-    For example, EVAL_MODE makes no sense for a function, because only modules have an eval mode.
-    """
-    if twin is not Twin.EVAL_MODE:
-        return True
-    answers = answer if isinstance(answer, (tuple, list)) else [answer]
-    return any(isinstance(each, type) and issubclass(each, nn.Module) for each in answers)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

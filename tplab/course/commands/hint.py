@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from tplab.course.commands.exercise_status import next_exercise
+from tplab.course.commands.exercise_status import find_exercise, next_exercise
 from tplab.course.feedback import hints
 from tplab.course.learn.course_files import add_root, course_of
 
@@ -18,4 +18,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     course = course_of(options)
-    return hints.show(options.exercise or next_exercise(course), course.material, course.memory)
+    number = options.exercise or next_exercise(course)
+    _, reference = find_exercise(course, number, "tplab hint 4.2")
+    hints.show(number, hints.hints_of(reference)[number], course.memory)
+    return 0

@@ -14,8 +14,6 @@ from html import escape
 from itertools import zip_longest
 from textwrap import fill, indent, wrap
 
-from tplab.course.feedback.hints import folded
-
 _WIDTH = 100
 _NAMES = 34  # maximum width of the names column and of the ranks column, in characters
 _BOX = (
@@ -120,16 +118,14 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 class CheckPassed:
     """The result of a check whose answer passed.
 
-    The box also shows what the check `tried` and what comes `after` the exercise. All of the box's text must be the
-    same in every run, because nbval also compares the box with the one saved in the learner's notebook.
+    All of the box's text must be the same in every run, because nbval also compares the box with the one saved in the
+    learner's notebook.
     """
 
     exercise: str
     title: str
     note: str
     compared: str
-    tried: str = ""
-    after: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         told = [indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text]
@@ -137,11 +133,9 @@ class CheckPassed:
 
     def _repr_html_(self) -> str:
         head = f"✓ Exercise {self.exercise} passed: {self.title}"
-        tried = f"Tried: {self.tried}" if self.tried else ""
         told = [paragraph(self.note)] if self.note else []
-        told += [paragraph(text, small=True) for text in (self.compared, tried) if text]
-        after = [paragraph("→ " + text, strong=True) for text in self.after]
-        return box(GREEN, heading(head, large=True), *told, *after)
+        told += [paragraph(self.compared, small=True)]
+        return box(GREEN, heading(head, large=True), *told)
 
 
 @dataclass(eq=False)
@@ -154,7 +148,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
     report:   a traceback or the launcher's report, if the learner's code didn't run to completion.
     question: a question that points to the cause.
     footnote: how to repeat the check with the same inputs.
-    exercise: the exercise's number, for showing the exercise's hints.
+    exercise: the exercise's number, for saying where its hints are.
     """
 
     headline: str
@@ -189,8 +183,8 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
 
     __repr__ = __str__
 
-    def html(self, hints: str = "") -> str:
-        """Return the failure as an HTML box. `hints` is HTML to append at the bottom."""
+    def html(self) -> str:
+        """Return the failure as an HTML box."""
         parts = [heading("✗ " + self.headline)]
         if self.rows:
             parts.append(table(self.rows))
@@ -202,7 +196,10 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
             parts.append(paragraph("→ " + self.question, strong=True))
         if self.footnote:
             parts.append(paragraph(self.footnote, small=True))
-        return box(RED, *parts, hints)
+        if self.exercise:
+            hints = f"For a hint, look above this check, or run `tplab hint {self.exercise}` in a terminal."
+            parts.append(paragraph(hints, small=True))
+        return box(RED, *parts)
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython prints for this exception. In a notebook, also show the failure in a box."""
@@ -210,5 +207,5 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
             return ["CheckFailed: " + str(self)]
         if not self._shown:  # IPython calls this more than once
             self._shown = True
-            display_html(self.html(folded(self.exercise) if self.exercise else ""), str(self))
+            display_html(self.html(), str(self))
         return ["CheckFailed: " + self.headline]

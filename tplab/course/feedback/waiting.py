@@ -1,10 +1,9 @@
 """Show an unobtrusive box instead of an error if a notebook page runs into an exercise that isn't solved yet.
 
 A stub raises NotImplementedError("exercise 5.1"). Anywhere other than on a notebook page (in `tplab check`, nbval,
-nbclient, or a script, for example), this error makes the code that calls the stub fail. If a check raised the error,
-IPython then prints the text of the box instead of a traceback (see `untraced`). In JupyterLab or VS Code, a failed cell
-would keep Run All from running the cells below it. That's why `watch()` makes a page's kernel do two things for a cell
-that is waiting for an exercise to be solved:
+nbclient, or a script, for example), this error makes the code that calls the stub fail. In JupyterLab or VS Code, a
+failed cell would keep Run All from running the cells below it. That's why `watch()` makes a page's kernel do two things
+for a cell that is waiting for an exercise to be solved:
 
 1. It shows a box that names the exercise. A cell is waiting for an exercise if
    - it calls the exercise's stub, in this process or on a rank,
@@ -24,7 +23,6 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
-from tplab.course.feedback.hints import folded
 from tplab.course.feedback.verdict import BLUE, CheckFailed, box, display_html, heading, paragraph
 from tplab.course.notebooks.numbering import EXERCISE
 from tplab.course.notebooks.source import bound_names, checked_in, used_names
@@ -124,16 +122,6 @@ def asks_for(error: Exception) -> str:
     return stub[1] if stub and kind == "NotImplementedError" else ""
 
 
-def untraced(number: str, stub: NotImplementedError) -> None:
-    """If a check runs into a stub, have IPython print a message instead of the stub's traceback.
-
-    The message says which exercise the check is waiting for.
-    """
-    if asked := asks_for(stub):
-        lines = list(told_by_check(number, asked))
-        stub._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
-
-
 def _names(find: Callable[[str], set[str]], source: str) -> set[str]:
     try:
         return find(source)
@@ -161,24 +149,17 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
     name:   the missing variable that made the cell fail with `error`, or "" if the cell called a stub.
     """
     checked = checked_in(source)
-    hints = ""
     if checked == number and name:
         head = f"Exercise {number} is waiting for `{name}`."
         more = f"`{name}` isn't defined yet. Run the exercise's cell above, and then run this check."
     elif checked:
         head, more = told_by_check(checked, number)
-        hints = folded(number) if checked == number else ""
-    elif name:
-        head = f"This cell is waiting for exercise {number}."
-        more = (
-            f"This cell uses `{name}`, which a cell above can't define before you've written exercise {number}. After "
-            "that, run both cells. "
-        )
-        more += f"(This cell stopped with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
     else:
         head = f"This cell is waiting for exercise {number}."
-        more = (
-            f"This cell calls code that you'll write in exercise {number}. Run this cell again once your answer "
-            "passes its check."
-        )
-    return f"{head}\n{more}", box(BLUE, heading("○ " + head), paragraph(more), hints)
+        more = f"It needs code that you'll write in exercise {number}. Run it again once your answer passes its check."
+        if name:
+            more = (
+                f"This cell uses `{name}`, which a cell above can't define before you've written exercise {number}. "
+                f"After that, run both cells. (This cell stopped with {type(error).__name__}: {error})"
+            )
+    return f"{head}\n{more}", box(BLUE, heading("○ " + head), paragraph(more))

@@ -21,14 +21,12 @@ A rank observes these values:
 
 and the statements below, such as MARKED. If a parameter has the wrong shape, the layer doesn't run.
 
-An exercise has two tables of mistakes. Those that only show in statements about sizes that are refused, or about memory
-after several steps, are in "4.1 sizes and steps", because nearly every mistake makes such a statement true or untrue in
-the same way, so the other mistakes would explain too much.
+An exercise has two tables of mistakes. Those that only show in statements about sizes that are refused are in "4.1
+sizes", because nearly every mistake makes such a statement true or untrue in the same way, so the other mistakes would
+explain too much.
 """
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -38,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from tplab.course.checks.cases import Case, Place, random_tensor
-from tplab.course.checks.forms.statements import Statement, accepts, refuses, statements
+from tplab.course.checks.forms.statements import Statement, refuses, statements
 from tplab.course.checks.observation import Claim, NotRun, Observed, observe
 from tplab.course.checks.trials import OnRanks
 from tplab.course.checks.twins import Twin
@@ -49,38 +47,29 @@ MARKED = "the attribute tensor_parallel says how each parameter is split"
 NO_OTHERS = "the layer has no other parameters"
 OWN_SHARDS = "each parameter keeps only its own shard in memory"
 ZERO = "the bias starts at zero"
-SETTINGS = "building and running the layer changes no settings"
-NO_LEAK = "no tensors pile up in memory from step to step"
 REFUSED = "a size that isn't divisible by p is refused"
-ACCEPTED = "only the dimension that's split has to be divisible by p"
-PART = "sizes and steps"  # the section of the table for the last three
-STEPS = 7
+PART = "sizes"  # the section of the table for the last one
 
 Calls = Sequence[tuple[str, int]]  # the kind and the number of elements of each collective, as for Place.traffic
 
 
 @dataclass(frozen=True)
 class Built(Case):
-    """A way to build the layer, together with the shape and the memory layout of its input.
+    """A way to build the layer, together with the shape of its input.
 
-    leading:    all dimensions of the input except the last
-    options:    further keyword arguments. The layer has to store "stride" in the attribute tensor_parallel, and that's
-                all that the argument does
-    transposed: whether the input is transposed in memory, so that it isn't contiguous
-    zero_bias:  whether the biases are zero, as they are before the first training step
+    leading: all dimensions of the input except the last
+    options: further keyword arguments. The layer has to store "stride" in the attribute tensor_parallel, and that's all
+             that the argument does
     """
 
     leading: tuple[int, ...] = (5,)
     bias: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
-    transposed: bool = False
-    zero_bias: bool = False
     sizes: tuple[int, ...] = ()  # for the headline
 
     def describe(self, name: str) -> str:
         options = ["bias=False"] * (not self.bias) + [f"{option}={value}" for option, value in self.options.items()]
-        call = f"{name}({', '.join([*map(str, self.sizes), *options, *['group=group'] * bool(self.groups)])})"
-        return call + " on a three-dimensional, non-contiguous x" * self.transposed + ", bias 0" * self.zero_bias
+        return f"{name}({', '.join([*map(str, self.sizes), *options, *['group=group'] * bool(self.groups)])})"
 
     def mark(self, split: Sharding | None) -> Sharding | None:
         """Return the attribute tensor_parallel of a parameter that's split like this."""
@@ -134,8 +123,6 @@ class Layer:
     formula:   (case, x, {letter: full weight}) -> the output, or a tuple of outputs. An output may be None. Further
                inputs are among the weights
     more:      (case, generator, width) -> further inputs by name. Every rank has all of them
-    any_size:  the dimension along which the inputs may have any size
-    bias_at_zero: whether the biases of a new layer must be zero. If it consists of other layers, these decide
     x_split:   (case) -> how the input is split, or None if every rank has all of it
     out_split: (case) -> the same for each output
     forward_traffic, backward_traffic: (case, the full x, the first full output) -> the collectives that are needed
@@ -151,8 +138,6 @@ class Layer:
     weights: Mapping[str, Weight]
     formula: Callable[[Any, Tensor, Mapping[str, Tensor]], Any]
     more: Callable[[Any, torch.Generator, int], Mapping[str, Tensor]] = lambda case, generator, width: {}
-    any_size: int = 0
-    bias_at_zero: bool = True
     x_split: Callable[[Any], Sharding | None] = lambda case: None
     out_split: Callable[[Any], Sequence[Sharding | None]] = lambda case: [None]
     forward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
@@ -160,26 +145,20 @@ class Layer:
     composed: bool = False
     terms: Callable[[Any, Problem, int], Mapping[str, Sequence[Any]]] = lambda case, problem, size: {}
 
-    def trials(
-        self, cases: Sequence[Built], *, refused: tuple[int, ...] = (), accepted: tuple[int, ...] = ()
-    ) -> list[OnRanks]:
+    def trials(self, cases: Sequence[Built], *, refused: tuple[int, ...] = ()) -> list[OnRanks]:
         """Return trials that run the layer in these cases on 1, 2 and 4 ranks.
 
-        refused:  sizes that must raise ValueError on two ranks
-        accepted: sizes that must work on two ranks, although a dimension that isn't split is odd
+        refused: sizes that must raise ValueError on two ranks
         """
-        said = []
-        if refused:
-            said.append(Statement(REFUSED, refuses(partial(_build, refused)), f"{self.of}{refused}"))
-        if accepted:
-            said.append(Statement(ACCEPTED, accepts(partial(_build, accepted)), f"{self.of}{accepted}"))
-        said.append(Statement(NO_LEAK, partial(_leak, self, cases[0]), f"{STEPS} steps of {self.of}{self.sizes}"))
         compared = OnRanks(
             of=self.of, cases=[replace(case, sizes=self.sizes) for case in cases], draw=self._draw, give=self._give,
             run=partial(_run, self), right=self._right, terms=self.terms,
             world_sizes=(2, 4, 1),  # two ranks come first, as they reveal the most about a mistake
         )  # fmt: skip
-        return [compared, statements(*said, of=self.of, part=PART)]
+        if not refused:
+            return [compared]
+        said = Statement(REFUSED, refuses(lambda layer_class: layer_class(*refused)), f"{self.of}{refused}")
+        return [compared, statements(said, of=self.of, part=PART)]
 
     def present(self, case: Built) -> dict[str, Weight]:
         """Return the weights that the layer has in this case."""
@@ -192,14 +171,9 @@ class Layer:
 
     def _draw(self, case: Built, generator: torch.Generator, size: int) -> Problem:
         random = partial(random_tensor, generator)
-        if case.transposed:
-            x = random(self.width, *case.leading).movedim(0, -1)
-        else:
-            x = random(*case.leading, self.width)
+        x = random(*case.leading, self.width)
         full = {name: random(*weight.shape) * weight.scale for name, weight in self.weights.items()}
         full = {name: full[name] for name in self.present(case)}
-        if case.zero_bias:
-            full |= {name: torch.zeros_like(value) for name, value in full.items() if name.endswith("bias")}
         more = dict(self.more(case, generator, self.width))
         leaves = {"x": x, **full, **{name: value for name, value in more.items() if value.is_floating_point()}}
         for leaf in leaves.values():
@@ -255,32 +229,29 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) -> Observed:
     build = partial(layer_class, group=group, **layer.options(case))
-    with _settings() as changed:
-        built = build(*layer.sizes)
-        parameters = {name: _parameter(built, name) for name in layer.weights}
-        seen: Observed = {f"shape of {name}": _shape(parameter) for name, parameter in parameters.items()}
-        others = [name for name, _ in built.named_parameters() if name not in layer.weights]
-        seen[NO_OTHERS] = Claim(f"it also has {', '.join(others)}" if others else "")
-        if seen != seen | {f"shape of {name}": _shape(given.weights.get(name)) for name in layer.weights}:
-            letters = [f"d{weight.letter}" for weight in layer.weights.values()]
-            more = [f"d{name}" for name in given.more]
-            names = ("out", "dx", *more, *letters, "forward traffic", "backward traffic")
-            return seen | dict.fromkeys(names, NotRun("a parameter has another shape"))
-        seen |= _state(layer, case, parameters)
-        if case.twin is Twin.BETWEEN:  # a layer with other sizes, in case that something is kept on the class
-            _step(layer, build(*(2 * size for size in layer.sizes)), case, 2 * given.x.shape[-1])
-        with torch.no_grad():
-            for name, value in (given.weights | _loaded(given.full, parameters, group)).items():
-                parameters[name].copy_(value)
-        upstream = tuple(None if dy is None else dy.to(device()) for dy in given.upstream)
-        seen |= observe(
-            built,
-            upstream if len(upstream) > 1 else upstream[0],
-            inputs={name: value.to(device()) for name, value in {"x": given.x, **given.more}.items()},
-            parameters={weight.letter: parameters[name] for name, weight in layer.weights.items()},
-            any_size=layer.any_size,
-        )
-        return seen | {SETTINGS: Claim(changed(built))}
+    built = build(*layer.sizes)
+    parameters = {name: _parameter(built, name) for name in layer.weights}
+    seen: Observed = {f"shape of {name}": _shape(parameter) for name, parameter in parameters.items()}
+    others = [name for name, _ in built.named_parameters() if name not in layer.weights]
+    seen[NO_OTHERS] = Claim(f"it also has {', '.join(others)}" if others else "")
+    if seen != seen | {f"shape of {name}": _shape(given.weights.get(name)) for name in layer.weights}:
+        letters = [f"d{weight.letter}" for weight in layer.weights.values()]
+        more = [f"d{name}" for name in given.more]
+        names = ("out", "dx", *more, *letters, "forward traffic", "backward traffic")
+        return seen | dict.fromkeys(names, NotRun("a parameter has another shape"))
+    seen |= _state(layer, case, parameters)
+    if case.twin is Twin.BETWEEN:  # a layer with other sizes, in case that something is kept on the class
+        build(*(2 * size for size in layer.sizes))
+    with torch.no_grad():
+        for name, value in (given.weights | _loaded(given.full, parameters, group)).items():
+            parameters[name].copy_(value)
+    upstream = tuple(None if dy is None else dy.to(device()) for dy in given.upstream)
+    return seen | observe(
+        built,
+        upstream if len(upstream) > 1 else upstream[0],
+        inputs={name: value.to(device()) for name, value in {"x": given.x, **given.more}.items()},
+        parameters={weight.letter: parameters[name] for name, weight in layer.weights.items()},
+    )
 
 
 def _loaded(full: Mapping[str, Tensor], parameters: Mapping[str, Any], group: Any) -> dict[str, Tensor]:
@@ -304,8 +275,8 @@ def _state(layer: Layer, case: Built, parameters: Mapping[str, Any]) -> Observed
         marks += [f"{name}.tensor_parallel is {mark}"] * (mark != case.mark(weight.split))
         sizes += [f"{name} keeps {kept} bytes alive but needs only {needed}"] * (kept > needed)
         values += [name] * (name.endswith("bias") and bool(parameter.detach().any()))
-    at_zero = layer.bias_at_zero and not layer.composed
-    zero = {ZERO: Claim(f"{', '.join(values)} doesn't" if values else "")} if at_zero else {}
+    of_others = any("." in name for name in layer.weights)  # the layers that it consists of decide how they start
+    zero = {} if of_others else {ZERO: Claim(f"{', '.join(values)} doesn't" if values else "")}
     return {MARKED: Claim("; ".join(marks)), OWN_SHARDS: Claim("; ".join(sizes)), **zero}
 
 
@@ -318,66 +289,3 @@ def _parameter(module: nn.Module, name: str) -> Any:
 
 def _shape(tensor: Any) -> str:
     return str(list(tensor.shape)) if isinstance(tensor, Tensor) else str(tensor)
-
-
-@contextmanager
-def _settings() -> Iterator[Callable[[nn.Module], str]]:
-    """Yield a function that names the settings that have changed since entry, and restore the settings on exit."""
-    dtype = torch.get_default_dtype()
-
-    def changed(module: nn.Module) -> str:
-        mode = nn.Module().training
-        flipped = [name or "the layer" for name, each in module.named_modules() if each.training != mode]
-        found = [f"training is {not mode} in {', '.join(flipped)}"] if flipped else []
-        found += ["gradients are switched off"] * (not torch.is_grad_enabled())
-        found += [f"the default dtype is {torch.get_default_dtype()}"] * (torch.get_default_dtype() != dtype)
-        return "; ".join(found)
-
-    with torch.enable_grad():
-        try:
-            yield changed
-        finally:
-            torch.set_default_dtype(dtype)
-
-
-def _build(sizes: tuple[int, ...], layer_class: Any) -> Any:
-    with _settings():
-        return layer_class(*sizes)
-
-
-def _step(layer: Layer, built: nn.Module, case: Built, width: int) -> None:
-    """Run a forward and a backward pass on zeros."""
-    x = torch.zeros(*case.leading, width, dtype=case.dtype, device=device(), requires_grad=True)
-    more = layer.more(case, torch.Generator(), width).values()
-    zeros = [torch.zeros_like(each, dtype=case.dtype if each.is_floating_point() else None) for each in more]
-    out = as_tuple(built(x, *(each.to(device()) for each in zeros)))[0]
-    if isinstance(out, Tensor) and out.requires_grad:
-        out.sum().backward()
-
-
-def _leak(layer: Layer, case: Built, layer_class: Any) -> str:
-    """Return how many tensors pile up with each step, or "" if none do."""
-    built = layer_class(*layer.sizes, **layer.options(case))
-    width = layer.width // (1 if layer.x_split(case) is None else torch.distributed.get_world_size())
-    counts = []
-    gc.freeze()  # only objects that are created from here on count, which is much faster
-    try:
-        with _settings():
-            for _ in range(STEPS):
-                _step(layer, built, case, width)
-                gc.collect()
-                counts.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
-    finally:
-        gc.unfreeze()
-    more = growth(counts)
-    return f"with each step, there are about {more} more of them" if more else ""
-
-
-def growth(counts: Sequence[int]) -> int:
-    """Return by how much a count grows with each step, or 0 if it only grows now and then.
-
-    A backend may free a tensor a step later, so a step may seem to leave less behind than it does, and the next one
-    more. The step with the largest growth doesn't count, because it may have created something once and for all.
-    """
-    steps = sorted(after - before for before, after in zip(counts, counts[1:], strict=False))[:-1]
-    return max(0, round(sum(steps) / len(steps)))

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from tplab.course.checks.cases import Case, Place, random_tensor
+from tplab.course.checks.layouts import spread_out
 from tplab.course.checks.observation import Observed, observe
-from tplab.course.checks.trials import Answers, OnRanks
-from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import shared
+from tplab.course.checks.trials import OnRanks
 from tplab.runtime import device
 
 
@@ -50,7 +48,7 @@ class Input(Case):
     """The input of one call of an operator.
 
     shape:    the shape of the full tensor. Along the operator's dimension, it has to be divisible by 4
-    layout:   the memory layout of x and of the upstream gradient: "contiguous", "transposed" or "every other column"
+    spread:   whether x and the upstream gradient aren't contiguous (see `layouts.spread_out`)
     expanded: whether the upstream gradient is the expanded gradient of out.sum()
     zero:     whether the upstream gradient is zero on rank 0
     twice:    whether x goes through the operator twice, so that out is one result plus two times the other
@@ -59,7 +57,7 @@ class Input(Case):
 
     note: str
     shape: tuple[int, ...] = (5, 8)
-    layout: str = "contiguous"
+    spread: bool = False
     expanded: bool = False
     exp: bool = False
     zero: bool = False
@@ -74,8 +72,8 @@ CASES = (
     Input("x with 3 dimensions", (2, 3, 8)),
     Input("x with 1 dimension", (8,)),
     Input("x after exp, whose output autograd has saved", exp=True),
-    Input("x, transposed in memory, like the gradient", layout="transposed"),
-    Input("x, which is every other column of a larger tensor, like the gradient", layout="every other column"),
+    Input("x, transposed in memory, like the gradient", (2, 3, 8), spread=True),
+    Input("x, which is every other column of a larger tensor, like the gradient", spread=True),
     Input("x, with the gradient of .sum(), which has strides of 0", (2, 3, 8), expanded=True),
     Input("x, with a gradient that's zero on rank 0", zero=True),
     Input("x, used twice, in y(x) + 2 y(x)", twice=True),
@@ -90,22 +88,10 @@ class Problem(NamedTuple):
     upstream: list[Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operator(OnRanks):
-    """The trial of an operator, which has to be a subclass of `torch.autograd.Function`."""
-
-    def check(self, number: str, answers: Answers) -> None:
-        answer = self.answer(answers)
-        if not (isinstance(answer, type) and issubclass(answer, Function)):
-            what = f"{self.of} isn't a subclass of torch.autograd.Function."
-            raise CheckFailed(f"Exercise {number}: {what}", question=shared("no function"))
-        super().check(number, answers)
-
-
 def operator(
     name: str, forward: Half, backward: Half, *, of: str, part: str = "", dim: int = -1, cases: Sequence[Input] = CASES
-) -> Operator:
-    """Return the trial of an operator.
+) -> OnRanks:
+    """Return the trial of an operator, which has to be a subclass of `torch.autograd.Function`.
 
     name:  what the exercise calls the operator, for headlines
     of:    the name of the answer
@@ -113,7 +99,7 @@ def operator(
     """
     anywhere = {forward, backward} <= {COPY, ADD}
     tried = [replace(case, note=f"{name} of {case.note}") for case in (*cases, *[SCALAR] * anywhere)]
-    return Operator(
+    return OnRanks(
         of=of, part=part, cases=tried,
         draw=partial(draw, forward == GATHER, forward in (SPLIT, ADD_AND_SPLIT), dim), run=run,
         give=lambda case, problem, place: (problem.xs[place.index], problem.upstream[place.index]),
@@ -137,24 +123,13 @@ def draw(x_is_split: bool, out_is_split: bool, dim: int, case: Input, generator:
 
 
 def run(answer: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> Observed:
-    x, upstream = (laid_out(tensor.to(device()), case.layout) for tensor in given)
+    x, upstream = (spread_out(tensor) if case.spread else tensor for tensor in (each.to(device()) for each in given))
 
     def apply(x: Tensor) -> Any:
         x = x.exp() if case.exp else x
         return answer.apply(x) + 2 * answer.apply(x) if case.twice else answer.apply(x)
 
-    return observe(apply, None if case.expanded else upstream, inputs={"x": x}, any_size=-1)
-
-
-def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """Return a tensor with the same values in this memory layout."""
-    if layout == "transposed":
-        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
-    if layout == "every other column":
-        wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 7.0)
-        wide[..., ::2] = tensor
-        return wide[..., ::2]
-    return tensor
+    return observe(apply, None if case.expanded else upstream, inputs={"x": x})
 
 
 def right(forward: Half, backward: Half, dim: int, case: Input, problem: Problem, place: Place) -> Observed:

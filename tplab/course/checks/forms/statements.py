@@ -48,16 +48,3 @@ def refuses(call: Callable[[Any], Any]) -> Callable[[Any], str]:
         return "it was accepted" + (f", and the result has shape {list(shape)}" if shape is not None else "")
 
     return problem
-
-
-def accepts(call: Callable[[Any], Any]) -> Callable[[Any], str]:
-    """Return a problem for a `Statement`: the exception that call(answer) raises."""
-
-    def problem(answer: Any) -> str:
-        try:
-            call(answer)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
-
-    return problem

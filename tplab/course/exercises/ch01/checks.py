@@ -11,7 +11,7 @@ from torch import Tensor
 from tplab.course.checks import twins
 from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.messages import receives_from_any_rank
+from tplab.course.checks.messages import unnamed
 from tplab.course.checks.observation import Claim, Observed, Seen, Snapshot, same_memory
 from tplab.course.checks.recorded_traffic import CollectiveCall, Traffic, traffic
 from tplab.course.checks.run_answer import called_as
@@ -21,7 +21,7 @@ from tplab.runtime import device, record
 
 # Two ranks reveal the most about a mistake, and three ranks are the fewest with two different neighbors. An answer that
 # still runs after 20 seconds won't end, because its messages only take milliseconds
-messages_on_ranks = partial(OnRanks, world_sizes=(2, 3, 4, 1), timeout=30.0)
+messages_on_ranks = partial(OnRanks, world_sizes=(2, 3, 4, 1))
 
 # 1.1: scatter and gather. Messages have to be contiguous, so the tensors always are
 
@@ -72,20 +72,19 @@ def run_scatter_and_gather(answers: tuple[Any, Any], case: Root, given: Chunks, 
     x = given.xs[0].to(device())
     before = Snapshot(x=x, chunks=chunks, **{f"chunks[{index}]": chunk for index, chunk in enumerate(chunks or [])})
     seen: Observed = {}
-    unnamed: list[str] = []
     if case.scatters:
-        with record() as section, receives_from_any_rank("scatter", unnamed):
+        with record() as section:
             returned = scatter(out, chunks, case.root)
         seen |= {"out": buffer[1], "returned": returned, "scatter traffic": traffic(section)}
         is_out = not isinstance(returned, Tensor) or same_memory(returned, out)
         seen[RETURNS_OUT] = Claim("" if is_out else "it returns a different tensor with the same values")
     if case.gathers:
-        with record() as section, receives_from_any_rank("gather", unnamed):
+        with record() as section:
             gathered = gather(x, case.root)
         seen |= {"gathered": gathered, "gather traffic": traffic(section)}
         shares = isinstance(gathered, (list, tuple)) and any(same_memory(each, x) for each in gathered)
         seen[OWN_MEMORY] = Claim("one of them does" if shares else "")
-    text = f"{unnamed[0]} has {len(unnamed)} without" if unnamed else ""
+    text = f"{len(unnamed)} of them name no sender" if unnamed else ""
     return seen | {NAMES_SENDER: Claim(text), "inputs unchanged": before.changed()}
 
 
@@ -371,7 +370,7 @@ def right_step(case: Scene, problem: Training, place: Place) -> Observed:
 def scene(case: Scene) -> OnRanks:
     """Return the trial of one case. Only the first case has twins, which repeat it in float32 and in bfloat16."""
     return OnRanks(
-        cases=[case], draw=draw_training, run=run_step, right=right_step, world_sizes=(2, 4, 1), timeout=30.0,
+        cases=[case], draw=draw_training, run=run_step, right=right_step, world_sizes=(2, 4, 1),
         give=lambda case, problem, place: (problem.weight, problem.gradients[place.index]),
         without=[twin for twin in Twin if case is not SCENES[0] or twin not in twins.ROUNDED],
     )  # fmt: skip

@@ -280,7 +280,7 @@ exercise(
         OnRanks(
             cases=[Choice(scene, groups=groups) for groups in (None, GROUPS) for scene in SCENES],
             draw=draw_logits, give=give_logits, run=run_choice, right=right_choice,
-            world_sizes=(2, 4, 1), without=(Twin.BETWEEN, Twin.EVAL_MODE, Twin.EVALUATION),
+            world_sizes=(2, 4, 1), without=twins.DRAWS_ONCE,
         )
     ],
     passed="A few numbers per text are enough, and all ranks choose the same token.",

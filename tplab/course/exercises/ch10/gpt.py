@@ -104,7 +104,7 @@ def run_model(gpt_class: Any, case: Model, given: Batch, group: Any) -> Observed
     model = gpt_class(config, layer_class, group=group, **place)
     full = {name: value.to(device()) for name, value in given.weights.items() if not dropping or "layers" not in name}
     load_full_state_dict(model, full, group)
-    model.train(case.training and case.twin not in (Twin.EVALUATION, Twin.EVAL_MODE))
+    model.train(case.training and case.twin is not Twin.EVALUATION)
     tracker, twin = seed_all(given.seed, group), seed_all(given.seed, group)
     with twin.fork("replicated"):
         mask = F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE)

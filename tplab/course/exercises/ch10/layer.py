@@ -46,7 +46,7 @@ class MaskedLayer(plain.Layer):
 
 
 def in_evaluation(case: Any) -> bool:
-    return case.twin is Twin.EVAL_MODE or not case.training
+    return case.twin is Twin.EVALUATION or not case.training
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def run_layer(layer_class: Any, case: Layer, given: Texts, group: Any) -> Observ
     seen = observe(
         partial(layer, **padding, rng=tracker), given.dout.to(device()),
         inputs={name: value.to(device()) for name, value in given.inputs.items()},
-        parameters={name: params.get(name) for name in given.weights}, any_size=None if case.padding else 0,
+        parameters={name: params.get(name) for name in given.weights},
     )  # fmt: skip
     return seen | asked() | {MASKS: masks}
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tplab.course.checks.cases import Case, Place, random_tensor
-from tplab.course.checks.forms.operators import ADD_AND_SPLIT, GATHER, Input, Operator, operator
+from tplab.course.checks.forms.operators import ADD_AND_SPLIT, GATHER, Input, operator
 from tplab.course.checks.observation import Observed, observe
-from tplab.course.checks.trials import exercise
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.runtime import device
 
 # 12.2: gather and reduce-scatter, along dimension 1
@@ -20,8 +20,8 @@ INPUTS = (
     Input("x with a single sequence", (1, 8, 2)),
     Input("x with 2 dimensions", (3, 8)),
     Input("x after exp, whose output autograd has saved", (3, 8, 2), exp=True),
-    Input("x, transposed in memory, like the gradient", (3, 8, 2), layout="transposed"),
-    Input("x, which is every other column of a larger tensor, like the gradient", (3, 8, 2), "every other column"),
+    Input("x, transposed in memory, like the gradient", (3, 8, 2), spread=True),
+    Input("x, which is every other column of a larger tensor, like the gradient", (3, 8), spread=True),
     Input("x, with the gradient of .sum(), which has strides of 0", (3, 8, 2), expanded=True),
     Input("x, used twice, in y(x) + 2 y(x)", (3, 8, 2), twice=True),
 )
@@ -86,7 +86,7 @@ def right_matmul(case: Sizes, full: Matmul, place: Place) -> Observed:
 exercise(
     "12.4", "Gathered too late", takes=["RowParallelMatmul"],
     trials=[
-        Operator(
+        OnRanks(
             of="RowParallelMatmul", cases=(Sizes(), Sizes((1, 4), 4, 6), Sizes((3, 8), 12, 2)), draw=draw_matmul,
             give=give_matmul, run=run_matmul, right=right_matmul, world_sizes=(4, 2, 1), layouts_differ=True,
         )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
-from tplab.course.checks.forms.layers import NO_LEAK, growth
 from tplab.course.checks.late import late
 from tplab.course.checks.observation import Claim, Observed, Snapshot, portable
 from tplab.course.checks.recorded_traffic import traffic
@@ -23,6 +22,7 @@ OTHER_ORDER = ("W3", "b3", "W1", "b1", "W2", "b2")  # not the layers' order, so 
 NO_WAIT = "the backward pass waits for no all-reduce"
 ONLY_A_NUMBER = "finish sends no gradient"
 COUNTS = "the number of tokens is sent in a dtype that can hold it"
+NO_LEAK = "no tensors pile up in memory from step to step"
 HOLDS = {"float16": 2048, "bfloat16": 256}  # these dtypes hold every integer up to this one
 STEPS = 5  # for counting tensors
 
@@ -188,6 +188,16 @@ def leak(model: Net, parallel: Any, x: Tensor) -> str:
     return f"with each step, there are about {more} more of them" if more else ""
 
 
+def growth(counts: Sequence[int]) -> int:
+    """Return by how much a count grows with each step, or 0 if it only grows now and then.
+
+    A backend may free a tensor a step later, so a step may seem to leave less behind than it does, and the next one
+    more. The step with the largest growth doesn't count, because it may have created something once and for all.
+    """
+    steps = sorted(after - before for before, after in zip(counts, counts[1:], strict=False))[:-1]
+    return max(0, round(sum(steps) / len(steps)))
+
+
 def right(case: Step, problem: Problem, place: Place) -> Observed:
     total = sum(len(batches[-1]) for batches in problem.batches)
     means = {
@@ -206,7 +216,7 @@ def terms(case: Step, problem: Problem, size: int) -> dict[str, list[Tensor]]:
     }
 
 
-NOT_CALLED = (Twin.EVALUATION, Twin.EVAL_MODE, Twin.STRIDED)  # what these change isn't used here
+NOT_CALLED = (Twin.EVALUATION, Twin.STRIDED)  # what these change isn't used here
 
 exercise(
     "14.1", "Gradients in buckets", takes=["DataParallel"],

@@ -163,7 +163,7 @@ exercise(
         OnRanks(
             cases=CASES, draw=draw, run=run, right=right,
             give=lambda case, problem, place: Given(problem.weights, problem.gradients[place.index]),
-            without=(Twin.EVALUATION, Twin.EVAL_MODE, Twin.STRIDED),  # what these change isn't used here
+            without=(Twin.EVALUATION, Twin.STRIDED),  # what these change isn't used here
             late=True, world_sizes=(2, 4, 1),
         )
     ],

@@ -1,12 +1,14 @@
-"""An answer that calls the course's own function is told so; one that only uses earlier parts of tplab is not."""
+"""An answer that calls the course's own function is told so, and a wrong one hears of the earlier one that it uses."""
 
 import pytest
 
 import tplab.tensor.linear
+from tests.chapter_runner import load_chapter_namespace, run_check, wrong_source
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one
-from tplab.course.checks.own_functions import tplabs_own
 from tplab.course.checks.trials import exercise
+from tplab.course.checks.used_functions import tplabs_own
+from tplab.course.feedback.verdict import CheckFailed
 from tplab.tensor import linear
 from tplab.tensor.linear import ColumnParallelLinear as Theirs
 
@@ -60,3 +62,20 @@ def test_the_verdict_says_so():
         in check("90.81", Theirs).note
     )
     assert check("90.81", len).note == "Good."
+
+
+def question(exercise: str, namespace: dict) -> str:
+    """What the failed check of an exercise asks."""
+    with pytest.raises(CheckFailed) as failure:
+        run_check(exercise, namespace, seed=3)
+    return failure.value.question
+
+
+def test_an_earlier_exercise_that_failed_is_named_where_its_answer_is_used():
+    fix = "from exercise 1.2, but your answer to exercise 1.2 doesn't pass its own check. Fix exercise 1.2 first"
+    namespace = load_chapter_namespace("1.3", {"1.2": wrong_source("1.2")})
+    assert "own check" not in question("1.2", namespace)
+    assert fix in question("1.3", namespace)
+    namespace = load_chapter_namespace("1.3", {"1.1": wrong_source("1.1"), "1.3": wrong_source("1.3")})
+    question("1.1", namespace)
+    assert "own check" not in question("1.3", namespace), "it uses neither 1.1 nor the wrong 1.2 of another chapter"
