@@ -58,7 +58,7 @@ RIGHT_AND_WRONG = {
     "shape": ([[2, 4], torch.tensor([2, 4])], [(4, 2), 8, torch.tensor([4, 2])]),
     "time": (
         [0.501, Fraction(1, 2), torch.tensor(0.5), np.float32(0.5)],
-        [0.52, (0.4,), [0.5, 0.5], "0.5", "half", torch.tensor(0.4)],
+        [0.52, (0.4,), [0.5, 0.5], " 0.5", "half", torch.tensor(0.4)],
     ),
     "same": ([True, torch.tensor(True)], [1, None, "1", torch.tensor(1)]),
     "bias": ([4, (4,), [4]], [5, True]),  # the size of a vector may be written without brackets
