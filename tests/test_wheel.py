@@ -8,6 +8,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from tests import ROOT
@@ -83,3 +84,13 @@ def test_start_check_hint_solution_update_and_lab_work_without_the_repository(in
     done = installed.run("tplab", "lab", "--version")  # JupyterLab prints its version and ends
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1][0].isdigit()
+
+
+def test_the_hosted_start_page_installs_the_wheel_and_looks_for_gpus(installed):
+    start = str(ROOT / "chapters" / "00_start.ipynb")
+    made = installed.run("python", "-m", "tplab.course.notebooks.hosted", start, "https://a.b/c.whl", "https://d.e")
+    cells = nbformat.reads(made.stdout, as_version=4).cells
+    install, setup, devices = [cell.source for cell in cells if cell.cell_type == "code"][:3]
+    assert install == '%pip install --quiet "tplab @ https://a.b/c.whl"'
+    done = installed.run("python", "-c", setup + "\n" + devices.replace("list(", "print(*"))
+    assert ("'gloo', 2.0" in done.stdout) or ("'nccl', 2.0" in done.stdout), done.stderr

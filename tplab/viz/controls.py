@@ -1,6 +1,6 @@
 """Controls below a cell: one for each argument of a function, and a Play button for its steps.
 
-Numbers and Booleans get a slider, and other values get a drop-down list.
+Numbers get a slider and Booleans a check box. Other values get buttons, or a drop-down list if there are too many.
 """
 
 import sys
@@ -19,8 +19,9 @@ _LOST = """\
 .tplab-explore.jupyter-widgets-disconnected::before,
 .tplab-explore .jupyter-widgets-disconnected::before { content: none; }
 .tplab-explore.jupyter-widgets-disconnected
-> :is(.widget-slider, .widget-play, .widget-dropdown)
+> :is(.widget-slider, .widget-play, .widget-toggle-buttons, .widget-dropdown, .widget-checkbox)
 { opacity: 0.45; pointer-events: none; }
+.tplab-explore > .widget-toggle-buttons > .widget-label { text-align: right; }
 .tplab-drawing { opacity: 0.4; transition: opacity 0.1s 0.2s; }
 .jp-OutputArea:has(.tplab-lost) .jp-OutputArea-output.jupyter-widgets { display: none; }
 .jp-OutputArea:has(.tplab-explore.jupyter-widgets-disconnected) .tplab-lost,
@@ -33,6 +34,7 @@ data-commandlinker-command="apputils:run-all-enabled"
 data-commandlinker-args='{"commands": ["notebook:run-all-above", "notebook:run-cell"]}'>Run these cells</button>
 </div>"""
 _LABELS = {"description_width": "7em"}
+_MOST_BUTTONS, _LONGEST_BUTTON = 6, 20
 _STEP = "step"
 
 
@@ -181,11 +183,16 @@ def _widget(name: str, values: Sequence[Any], value: Any) -> Any:
     """Return the widget with which these values are easiest to choose from."""
     import ipywidgets
 
+    if all(isinstance(each, bool) for each in values):
+        return ipywidgets.Checkbox(value=value, description=name, style=_LABELS)
     chosen = {"options": [(str(each), each) for each in values], "value": value, "description": name}
-    look = {"style": _LABELS, "layout": {"width": "30em"}}
     if all(isinstance(each, int | float) for each in values):
-        return ipywidgets.SelectionSlider(**chosen, **look, continuous_update=False)
-    return ipywidgets.Dropdown(**chosen, **look)
+        wide = {"width": "30em"}
+        return ipywidgets.SelectionSlider(**chosen, continuous_update=False, style=_LABELS, layout=wide)
+    if len(values) <= _MOST_BUTTONS and all(len(str(each)) <= _LONGEST_BUTTON for each in values):
+        beside = {"display": "flex", "align_items": "center"}  # the buttons beside their name
+        return ipywidgets.ToggleButtons(**chosen, style={**_LABELS, "button_width": "auto"}, layout=beside)
+    return ipywidgets.Dropdown(**chosen, style=_LABELS, layout={"width": "30em"})
 
 
 def _values(widgets: Mapping[str, Any]) -> dict[str, Any]:

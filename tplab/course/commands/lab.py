@@ -9,14 +9,18 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
+from tplab.common.files import replace
 from tplab.course.commands.reset import agreed
 from tplab.course.commands.start import show
 from tplab.course.learn.course_files import OWN, ChapterFiles, Course, add_root, all_chapters, chapter, course_of
-from tplab.course.learn.start import newer, start, update
+from tplab.course.learn.start import newer, pages, start, update
+from tplab.course.learn.update_notebook import as_text
+from tplab.course.notebooks.cells import Unreadable, load_notebook
 from tplab.course.notebooks.numbering import INDEX, chapter_argument
 
 # Settings for JupyterLab: no news at the first start, long lines wrapped, and a style for pictures in dark themes
@@ -45,6 +49,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         course = Course(course.material, course.material / OWN)
     show(console, start(course))
     offer_update(course, console)
+    name_the_language(course)
     page = first_page(course, options.chapter)
     console.print("JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints.")
     sys.stdout.flush()
@@ -66,6 +71,19 @@ def offer_update(course: Course, console: Console) -> None:
         console.print(f"{told} To bring it into your notebooks (your answers stay): tplab update")
     elif agreed(f"{told} Bring it into your notebooks? Your answers stay, and a copy is kept.", False, console):
         show(console, update(course))
+
+
+def name_the_language(course: Course) -> None:
+    """Note the kernel's language in each notebook as JupyterLab does, so that opening one doesn't count as a change."""
+    from ipykernel.ipkernel import IPythonKernel  # slow to import
+
+    for page in pages(course):
+        with suppress(OSError, Unreadable):
+            notebook = load_notebook(page.learner)
+            metadata = notebook.setdefault("metadata", {})
+            if metadata.get("language_info") != IPythonKernel.language_info and page.learner != page.blank:
+                metadata["language_info"] = IPythonKernel.language_info
+                replace(page.learner, as_text(notebook).encode())
 
 
 def first_page(course: Course, number: int | None) -> str:

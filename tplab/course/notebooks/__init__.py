@@ -9,6 +9,7 @@ rewrite         remove the answers and fold the hints
 kernels         start a kernel that runs a chapter
 outputs         execute a solution and store its outputs
 build           write both notebooks if they are stale
+hosted          the start page for Kaggle and Colab, which installs the wheel
 cells           read a notebook file, whatever state it is in
 numbering       how notebooks and exercises are named and ordered
 reference       find a chapter's executed solution
