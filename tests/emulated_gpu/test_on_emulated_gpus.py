@@ -40,26 +40,19 @@ def test_the_gpu_check_can_be_rehearsed(tmp_path: Path) -> None:
 
 
 # Machine and what runs there, as an expression for pytest's -k. The names of the tests say how many GPUs they take.
-LAYERS = [(1, "rank and not ranks"), (1, "share"), (2, "2 and GPUs"), (8, "4 and ranks"), (8, "8 and ranks")]
-CAPSTONE = [
-    (1, "losses_on_gpus"), (1, "cut_it and share and NCCL"), (1, "cut_it and share and gloo"),
-    (1, "learners_layers or stopped"), (2, "losses_on_gpus and 2 and not share"), (2, "cut_it and not share"),
-    (2, "learners_layers and not rank"), (8, "another_grid"),
+PARTS = [
+    (1, "rank and not ranks or stopped"), (1, "share and gloo"), (1, "share and NCCL"), (2, "GPUs and NCCL"),
+    (8, "4 and ranks and not share"), (8, "8 and ranks and not share or another_grid"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("gpus", "chosen"), LAYERS)
-def test_layers_agree_with_plain_torch(gpus: int, chosen: str) -> None:
-    assert pytest_on(gpus, "tests.gpu.test_layers", "tests.gpu.test_tools", "-k", chosen) > 0
+@pytest.mark.parametrize(("gpus", "chosen"), PARTS)
+def test_layers_agree_with_plain_torch_and_the_capstone_trains_and_resumes(gpus: int, chosen: str) -> None:
+    modules = ("tests.gpu.test_layers", "tests.gpu.test_tools", "tests.gpu.test_capstone")
+    assert pytest_on(gpus, *modules, "-k", chosen) > 0
 
 
-@pytest.mark.parametrize(("gpus", "chosen"), CAPSTONE)
-def test_the_capstone_trains_and_resumes(gpus: int, chosen: str) -> None:
-    assert pytest_on(gpus, "tests.gpu.test_capstone", "-k", chosen) > 0
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_learners_script_trains_on_gpus_as_on_the_cpu(precision: str, tmp_path: Path) -> None:
+def test_the_learners_script_trains_on_gpus_as_on_the_cpu(tmp_path: Path) -> None:
     course = empty_course(tmp_path / "my_course")
     pass_all(course, EXERCISES)
     sizes = {
@@ -72,13 +65,16 @@ def test_the_learners_script_trains_on_gpus_as_on_the_cpu(precision: str, tmp_pa
         "sample": 4,
     }
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    losses = {}
-    for gpus in (0, 2):
-        start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
-        done = on_gpus(gpus, *start, *flags, "--precision", precision, "--folder", f"on{gpus}", cwd=course.folder)
-        assert done.returncode == 0, done.stderr[-5000:]
-        assert ("NCCL" if gpus else "gloo") in done.stdout.splitlines()[0]
-        rows = (course.folder / f"on{gpus}" / "log.csv").read_text().split()
-        losses[gpus] = [float(row.split(",")[1]) for row in rows]
-    assert len(losses[0]) == 6
-    assert losses[2] == pytest.approx(losses[0], rel=1e-4 if precision == "float32" else 1e-2)
+    for precision, close in {"float32": 1e-4, "bfloat16": 1e-2}.items():
+        losses = {}
+        for gpus in (0, 2):
+            run = f"{precision} on {gpus}"
+            start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
+            options = ("--precision", precision, "--folder", run)
+            done = on_gpus(gpus, *start, *flags, *options, cwd=course.folder)
+            assert done.returncode == 0, done.stderr[-5000:]
+            assert ("NCCL" if gpus else "gloo") in done.stdout.splitlines()[0]
+            rows = (course.folder / run / "log.csv").read_text().split()
+            losses[gpus] = [float(row.split(",")[1]) for row in rows]
+        assert len(losses[0]) == 6
+        assert losses[2] == pytest.approx(losses[0], rel=close)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import real_gpu
-from tests.gpu.first_losses import SETTINGS, far_apart, first_losses
+from tests.gpu.first_losses import RUNS, SETTINGS, all_losses, far_apart, first_losses
 from tests.gpu.implementations import WAYS, Way, over_nccl
 from tests.gpu.test_layers import SHARED_NCCL, check_is_open
 
@@ -16,59 +16,45 @@ pytestmark = pytest.mark.timeout(900)  # up to three launches of at most 240 s, 
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    losses = first_losses(ON_THE_CPU, tmp_path_factory.mktemp("right"), precision="float64")
+    losses = first_losses(ON_THE_CPU, tmp_path_factory.mktemp("right"))
     assert len(losses) == SETTINGS.steps
     assert losses[-1] < losses[0] - 0.3
     return losses
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.world_size <= SETTINGS.num_heads])
-def test_losses_on_gpus_are_those_of_the_cpu(name: str, precision: str, right: list[float], tmp_path: Path) -> None:
-    check_is_open(name)
-    assert far_apart(first_losses(WAYS[name], tmp_path, precision=precision), right, precision) == {}
+TRIED = ("2 ranks share a GPU, gloo", SHARED_NCCL, "2 GPUs, NCCL")  # with all runs
+PRECISIONS = ("float64", "float32", "bfloat16")
+FOR_ONE_RANK = (*PRECISIONS, "the learner's, bfloat16")
 
 
-VARIANTS = {
-    "sequence parallel": {"sequence_parallel": True},
-    "computed again": {"recompute": "attention"},
-    "replicas": {"tp": 1, "dp": 2},
-    "the learner's": {"layers": "mine"},
-    "text is written": {"sample_tokens": 4},
-    "stages": {"tp": 1, "pp": 2, "micro_batch_size": 2},
-    "shared gradients": {"tp": 1, "dp": 2, "zero": 2},
-    "shared weights": {"tp": 1, "dp": 2, "zero": 3, "sample_tokens": 4},
-}
-
-
-OVER = ("2 ranks share a GPU, gloo", SHARED_NCCL, "2 GPUs, NCCL")
+def runs_on(name: str) -> tuple[str, ...]:
+    if name not in TRIED:
+        return FOR_ONE_RANK if WAYS[name].world_size == 1 else PRECISIONS
+    return tuple(run for run in RUNS if WAYS[name].messages or RUNS[run].get("pp", 1) == 1)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("name", "variant"),
-    [(name, variant) for name in OVER for variant in VARIANTS if WAYS[name].messages or variant != "stages"],
+    ("name", "run"),
+    [
+        pytest.param(name, run, id=f"{name}: {run}")
+        for name, way in WAYS.items()
+        if way.world_size <= SETTINGS.num_heads
+        for run in runs_on(name)
+    ],
 )
-def test_so_are_those_of_other_ways_to_cut_it(name: str, variant: str, right: list[float], tmp_path: Path) -> None:
+def test_losses_are_those_of_the_cpu(name: str, run: str, right: list[float], tmp_path: Path) -> None:
     check_is_open(name)
-    losses = first_losses(WAYS[name], tmp_path, precision="float64", **VARIANTS[variant])
-    assert far_apart(losses, right, "float64") == {}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["1 rank, NCCL", "2 GPUs, NCCL"])
-def test_so_are_those_of_the_learners_layers_in_bfloat16(name: str, right: list[float], tmp_path: Path) -> None:
-    check_is_open(name)
-    losses = first_losses(WAYS[name], tmp_path, precision="bfloat16", layers="mine")
-    assert far_apart(losses, right, "bfloat16") == {}
+    found = all_losses(WAYS[name], runs_on(name))
+    losses = first_losses(WAYS[name], tmp_path, **RUNS[run]) if isinstance(found, Exception) else found[run]
+    assert far_apart(losses, right, RUNS[run].get("precision", "float64")) == {}
 
 
 @pytest.mark.gpu
 @real_gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_so_are_those_of_compiled_layers(precision: str, right: list[float], tmp_path: Path) -> None:
+def test_losses_of_compiled_layers_are_those_of_the_cpu(precision: str, right: list[float], tmp_path: Path) -> None:
     name = "1 rank, NCCL"
     check_is_open(name)
     losses = first_losses(WAYS[name], tmp_path, precision=precision, compile=True, sample_tokens=4)
@@ -79,7 +65,7 @@ def test_so_are_those_of_compiled_layers(precision: str, right: list[float], tmp
 def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(right: list[float], tmp_path: Path) -> None:
     name = "1 rank, NCCL"
     check_is_open(name)
-    same = {"precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4}
+    same = {"folder": str(tmp_path / "run"), "save_every": 4}
     first = first_losses(WAYS[name], tmp_path, stop_after=8, **same)
     then = first_losses(WAYS[name], tmp_path, **same)
     assert (len(first), len(then)) == (8, 12)
@@ -105,7 +91,7 @@ def test_a_run_goes_on_with_another_grid(
     ranks = math.prod(first.get(name, 1) for name in ("tp", "pp", "dp"))
     way = over_nccl(ranks)
     check_is_open(way)
-    same = {"tp": 1, "precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4}
+    same = {"tp": 1, "folder": str(tmp_path / "run"), "save_every": 4}
     losses = first_losses(way, tmp_path, stop_after=8, **same | first) + first_losses(way, tmp_path, **same | then)
     assert far_apart(losses, right, "float64") == {}
 
