@@ -64,7 +64,7 @@ def _train_all(way: Way, scratch: Path, runs: Mapping[str, dict[str, Any]]) -> d
         settings = replace(SETTINGS, **made)
         answers = find_answers(SOLUTIONS, settings, missing="tplab") if settings.layers == "mine" else None
         programs[name] = settings, answers
-    return way.run(_on_this_rank, programs)[0]
+    return way.run(_on_this_rank, programs, timeout=180.0 + 60 * len(programs))[0]
 
 
 def _on_this_rank(programs: dict[str, tuple[Settings, Any]]) -> dict[str, list[float]]:

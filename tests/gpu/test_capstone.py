@@ -11,7 +11,7 @@ from tests.gpu.implementations import WAYS, Way, over_nccl
 from tests.gpu.test_layers import SHARED_NCCL, check_is_open
 
 ON_THE_CPU = Way("gloo", 1, 0)
-pytestmark = pytest.mark.timeout(900)  # up to three launches of at most 240 s, and NCCL's start
+pytestmark = pytest.mark.timeout(1200)  # a launch with all runs of a way, one more if it fails, and NCCL's start
 
 
 @pytest.fixture(scope="module")
