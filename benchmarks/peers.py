@@ -7,8 +7,8 @@ fresh processes, which import torch first.
 
 The MLP is a column-parallel layer, GELU, and a row-parallel layer, forward and backward in float32: ours, the same with
 torch's DTensor, and plain PyTorch in one process. Each rank has one thread, and the one process has as many threads as
-there are ranks. The three live in the same ranks. Before they are timed, their outputs and gradients are compared. CPU
-time is summed over the ranks and includes gloo's threads. Wall time is that of the slowest rank.
+there are ranks. The three live in the same ranks. Before they are timed, their outputs and gradients of x are
+compared. The time is that of the slowest rank.
 
 In both comparisons, the ways take turns (`benchmarks.turns`), and the ratios are those to ours.
 """

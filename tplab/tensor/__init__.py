@@ -1,7 +1,7 @@
 """Chapters 02 to 09: tensor parallelism, from one split matrix to a whole vocabulary.
 
 02  sharding               which slice of a tensor belongs to which rank, and the error if p doesn't divide a size
-    group_module           how modules that have a process group are copied and pickled
+    group_module           modules that have a process group can be copied, but not pickled
 03  operators              f, g, scatter and gather, with their backward passes
 04  initialization         initial weights that are the same for every number of ranks
     full_state             convert full checkpoints to shards and back
