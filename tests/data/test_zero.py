@@ -291,6 +291,13 @@ class OfDeclared(Declared):
     pass
 
 
+def test_a_parameter_that_is_given_twice_is_refused():
+    model = Net()
+    twice = [*model.parameters(), model.last.bias]
+    with pytest.raises(ValueError, match=rf"1 of {len(twice)} parameters of a group are in it already"):
+        ZeRO1(twice, torch.optim.SGD, lr=0.1)
+
+
 def test_optimizers_that_are_not_known_have_to_declare_themselves():
     check_elementwise(partial(torch.optim.AdamW, weight_decay=0.1))
     check_elementwise(Declared)

@@ -109,6 +109,41 @@ def test_a_state_of_ones_own_is_added_under_a_name():
         tracker.add("experts", 78)
 
 
+def _go_on(tracker, times=2):
+    x = torch.ones(SIZE)
+    kept = [dropout(x, sharded=sharded, rng=tracker) for _ in range(times) for sharded in (False, True)]
+    return kept[::2], kept[1::2]
+
+
+def test_a_saved_state_goes_on_where_it_was_and_is_no_part_of_the_tracker():
+    tracker = seed_all(SEED)
+    _go_on(tracker)
+    state = tracker.state_dict()
+    for other in (seed_all(1234), tracker, tracker):  # what was loaded once is not changed by what is drawn from it
+        other.load_state_dict(state)
+        replicated, sharded = _go_on(other)
+        assert_same(replicated, drawn(SEED + 1359, 4)[2:])
+        assert_same(sharded, drawn(SEED + 2718, 4)[2:])
+    tracker.load_state_dict(state)
+    for own in tracker.state_dict().values():  # as torch.distributed.checkpoint writes into what it is given
+        own["cpu"].zero_()
+    assert_same(_go_on(tracker)[1], drawn(SEED + 2718, 4)[2:])
+    with pytest.raises(ValueError, match=r"are \['replicated', 'sharded'\], but these are \['sharded'\]"):
+        tracker.load_state_dict({"sharded": state["sharded"]})
+
+
+def test_within_a_fork_the_state_that_is_saved_is_the_present_one_and_nothing_can_be_loaded():
+    tracker = seed_all(SEED)
+    with tracker.fork():
+        F.dropout(torch.ones(SIZE))
+        state = tracker.state_dict()
+        with pytest.raises(RuntimeError, match=r"load_state_dict within fork\('sharded'\), which would undo it"):
+            tracker.load_state_dict(state)
+    tracker = seed_all(SEED)
+    tracker.load_state_dict(state)
+    assert_same(_go_on(tracker, 1)[1], drawn(SEED + 2718, 2)[1:])
+
+
 # Run again in backward. Where x is 1, dropout(x)² has the gradient 2 dropout(x)², if both runs dropped the same places
 
 STATES = [("current",), ("replicated",), ("sharded",), ("sharded", "current", "replicated", "sharded")]

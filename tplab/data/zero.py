@@ -306,7 +306,10 @@ def _gradient_is_there(unit: Unit, reduce: Callable[[Unit], None], parameter: nn
 def as_groups(parameters: Parameters) -> list[dict[str, Any]]:
     """Return param groups whose "params" are lists, read as torch's optimizers read them.
 
-    Raises ValueError if a parameter is in several groups.
+    Raises ValueError if a parameter is in several groups, or several times in one.
     """
     groups = Optimizer(parameters, {}).param_groups
+    for group in groups:
+        if (repeated := len(group["params"]) - len(set(group["params"]))) > 0:
+            raise ValueError(f"{repeated} of {len(group['params'])} parameters of a group are in it already")
     return [{name: value for name, value in group.items() if name != "param_names"} for group in groups]

@@ -30,7 +30,7 @@ Megatron: CudaRNGStatesTracker, model_parallel_cuda_manual_seed and checkpoint, 
 megatron/core/tensor_parallel/random.py.)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -118,6 +118,26 @@ class RNGTracker:
                 "Use it once before, for the parameters say"
             )
 
+    def state_dict(self) -> dict[str, State]:
+        """Return copies of this rank's states by their names. A checkpoint needs those of every rank."""
+        generators = generators_in_use()
+        if self._current is not None:
+            self._keep(self._current, read_state(generators))
+        states = {name: self._state(name, generators) for name in self._seeds}
+        return {name: {kind: numbers.clone() for kind, numbers in state.items()} for name, state in states.items()}
+
+    def load_state_dict(self, states: Mapping[str, State]) -> None:
+        """Continue from the states that `state_dict` returned on this rank.
+
+        Raises ValueError if the names differ, and RuntimeError inside `fork`, which would undo it when it ends.
+        """
+        if self._current is not None:
+            raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
+        if states.keys() != self._seeds.keys():
+            raise ValueError(f"the random states are {sorted(self._seeds)}, but these are {sorted(states)}")
+        for name, state in states.items():
+            self._keep(name, dict(state))
+
     def _state(self, name: str, generators: dict[str, torch.Generator]) -> State:
         """Return the state `name` for each generator. A device that was never used starts from the seed."""
         state = dict(self._states[name])
@@ -133,10 +153,9 @@ class RNGTracker:
 def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
     """Seed torch's current random state, and return a tracker with the states "replicated" and "sharded".
 
-    All ranks of the group must use the same seed. If a resumed run should drop the same elements as an uninterrupted
-    one, seed each step anew, with a seed that depends on its number. Independent model replicas or pipeline stages need
-    seeds 10,000 apart. If the seeds of two replicas were 1 apart, rank 1 of the first replica would draw the same masks
-    as rank 0 of the second.
+    All ranks of the group must use the same seed. Independent model replicas or pipeline stages need seeds 10,000
+    apart. If the seeds of two replicas were 1 apart, rank 1 of the first replica would draw the same masks as rank 0 of
+    the second.
     """
     torch.manual_seed(seed)
     return states_from(seed, group)

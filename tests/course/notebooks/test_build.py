@@ -36,6 +36,17 @@ BROKEN = {
 }
 
 
+def test_each_page_that_is_asked_for_must_exist(tmp_path, capsys):
+    tiny.write(tmp_path, tiny.source(1))
+    for known in ("90", "90_tiny"):
+        assert build.main(["--root", str(tmp_path), "--check", known, "90"]) == 1  # it hasn't been built yet
+        assert "stale       chapters/90_tiny.ipynb" in capsys.readouterr().out
+    for unknown in (["91"], ["90", "99"]):
+        with pytest.raises(SystemExit):
+            build.main(["--root", str(tmp_path), "--check", *unknown])
+        assert f"no page {unknown[-1]}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_source_is_refused_by_file_cell_and_remedy(name, tmp_path, capsys):
     old, new, says = BROKEN[name]

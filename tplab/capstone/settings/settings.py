@@ -111,7 +111,7 @@ class Settings:
     log_every: int = _of(1, "log every N steps", 1, FREE)
     evaluate_every: int = _of(100, "compute the loss on held-out text every N steps (0: only at the end)", 0, FREE)
     evaluation_batches: int = _of(4, "batches of held-out text per evaluation", 1, FREE)
-    sample_every: int = _of(0, "generate a sample every N steps (0: only at the end)", 0, FREE)
+    sample_every: int = _of(0, "generate a sample every N steps (0: only at the end; pp > 1: never)", 0, FREE)
     sample_tokens: int = _of(100, "tokens per sample (0, or pp > 1: no samples)", 0, FREE)
     prompt: str = _of("def", "text with which each sample begins", changes=FREE)
     save_every: int = _of(100, "save a checkpoint every N steps (0: never)", 0, FREE)
@@ -237,11 +237,6 @@ def _check_combinations(s: Settings) -> None:
         )
     if s.pp > s.num_layers:
         raise ValueError(f"pp={s.pp} is too large: each stage needs one of the num_layers={s.num_layers} layers")
-    if s.sample_every and s.pp > 1:
-        raise ValueError(
-            f"sample_every={s.sample_every}: the pp={s.pp} stages of a pipeline generate no text while they train. Set "
-            "sample_every to 0, and use `python -m tplab.capstone sample FOLDER` once there is a checkpoint"
-        )
     if s.zero and s.dp == 1:
         raise ValueError(f"zero={s.zero} shards over replicas, but dp=1. Set dp to 2 or more, or zero to 0")
     if s.zero == 3 and s.compile:

@@ -133,7 +133,7 @@ class _Run:
                 if evaluate or last:
                     loss = self.trainer.loss(self.held_out, settings.evaluation_batches)
                     self._between({"kind": "evaluation", "step": number, "loss": loss})
-                if (sample or last) and settings.sample_tokens and settings.pp == 1:
+                if (sample or last) and settings.sample_tokens and settings.pp == 1:  # stages don't generate text
                     text = self.trainer.sample(self.tokens, number)
                     self._between({"kind": "sample", "step": number, "prompt": settings.prompt, "text": text})
                 if save:

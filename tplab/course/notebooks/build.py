@@ -188,9 +188,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a notebook is stale")
     parser.add_argument("--force", action="store_true", help="execute again, also what is up to date")
     options = parser.parse_args(argv)
-    paths = [path for path in pages(options.root) if {path.stem, path.stem[:2]} & set(options.pages or [path.stem])]
-    if not paths or len(paths) < len(options.pages):
-        parser.error(f"{options.root / 'solutions'} lacks a page; write NN, NN_name or index, and not {options.pages}")
+    paths = pages(options.root)
+    for page in options.pages:
+        if page not in {name for path in paths for name in (path.stem, path.stem[:2])}:
+            parser.error(
+                f"{options.root / 'solutions'} has no page {page}; write its file name, or two digits, like 04"
+            )
+    if options.pages:
+        paths = [path for path in paths if {path.stem, path.stem[:2]} & {*options.pages}]
     failed = False
     for path in paths:
         try:
