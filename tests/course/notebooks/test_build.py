@@ -40,7 +40,7 @@ def test_each_page_that_is_asked_for_must_exist(tmp_path, capsys):
     tiny.write(tmp_path, tiny.source(1))
     for known in ("90", "90_tiny"):
         assert build.main(["--root", str(tmp_path), "--check", known, "90"]) == 1  # it hasn't been built yet
-        assert "stale       chapters/90_tiny.ipynb" in capsys.readouterr().out
+        assert "stale       solutions/90_tiny.ipynb" in capsys.readouterr().out
     for unknown in (["91"], ["90", "99"]):
         with pytest.raises(SystemExit):
             build.main(["--root", str(tmp_path), "--check", *unknown])
