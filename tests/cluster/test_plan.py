@@ -186,8 +186,10 @@ def test_a_known_model_a_batch_a_sequence_and_a_sharded_optimizer_are_taken(caps
         ("--params 70e9 --gpus 8 --gpu b100", 2, "no machine is called 'b100'; known: V100 DGX-2H"),
         ("--params 7e9 --gpus 0 --gpu h100", 2, "gpus=0"),
         ("--gpus 8 --gpu h100", 2, "--params --model"),
-        ("--params apples --gpus 8 --gpu h100", 2, "--params: invalid parameters value: 'apples'"),
+        ("--params apples --gpus 8 --gpu h100", 2, "apples isn't a number such as 70e9"),
         ("--params nan --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
+        ("--params inf --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
+        ("--params=-7e9 --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
     ],
 )
 def test_mistakes_are_answered_in_words(arguments, code, says, capsys):

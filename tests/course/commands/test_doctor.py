@@ -9,7 +9,10 @@ import pytest
 
 from tplab.course.commands import cli, doctor
 
-GOOD = {"torch": {"version": "2.13.0", "gpus": [], "complaint": ""}, "ranks": "", "free": 2.0, "unseen": []}
+GOOD = {
+    "torch": {"version": "2.13.0", "gpus": [], "complaint": "", "nccl": True},
+    "ranks": "", "free": 2.0, "shared": 2.0, "unseen": [],
+}  # fmt: skip
 BAD, NOTE, FINE = "to mend", "!", ""
 
 
@@ -23,6 +26,9 @@ def torch(**facts) -> dict:
         ("PyTorch", {"torch": RuntimeError("No module named 'torch'")}, BAD, ("No module named", "make lab")),
         ("PyTorch", torch(version="2.4.1"), BAD, ("2.4.1", ">=2.12")),
         ("GPUs", torch(gpus=["H100"]), FINE, ("H100",)),
+        ("GPUs", torch(gpus=["RTX 4090"], nccl=False), NOTE, ("RTX 4090", "no NCCL", "pytorch.org")),
+        ("GPUs", torch(gpus=["H100"]) | {"shared": 0.067}, FINE, ("H100",)),
+        ("shared", torch(gpus=["H100"] * 2) | {"shared": 0.067}, NOTE, ("0.07 GB", "--shm-size=1g")),
         ("GPUs", {"unseen": ["L4"], **torch(complaint="The driver is too old")}, NOTE, ("L4", "driver is too old")),
         ("memory", {"free": 0.3}, BAD, ("0.3 GB", "Shut Down All Kernels")),
         ("ranks", {"ranks": "rank 1 died\nfor a reason"}, BAD, ("rank 1 died", "for a reason")),
@@ -31,7 +37,7 @@ def torch(**facts) -> dict:
     ],
 )
 def test_a_fault_is_named_with_its_remedy_and_what_is_bad_decides_the_exit_code(
-    what, change, state, words, monkeypatch, capsys
+    what, change, state, words, tmp_path, monkeypatch, capsys
 ):
     machine = GOOD | change
 
@@ -39,12 +45,15 @@ def test_a_fault_is_named_with_its_remedy_and_what_is_bad_decides_the_exit_code(
         answer = machine["torch" if code == doctor._TORCH else "ranks"]
         if isinstance(answer, Exception):
             raise answer
-        assert code == doctor._TORCH or ("nccl" in code) == bool(machine["torch"]["gpus"])
+        facts = machine["torch"]
+        assert code == doctor._TORCH or ("nccl" in code) == bool(facts["gpus"] and facts["nccl"])
         return answer
 
     monkeypatch.setattr(doctor, "ask", ask)
     monkeypatch.setattr(doctor, "gpus_on_machine", lambda: machine["unseen"])
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=machine["free"] * doctor.GB))
+    monkeypatch.setattr(doctor, "free_memory", lambda: machine["free"] * doctor.GB)
+    monkeypatch.setattr(doctor, "SHARED", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=machine["shared"] * doctor.GB))
     assert cli.main(["doctor"]) == (state == BAD)
     out = capsys.readouterr().out
     said = " ".join(out.split())
@@ -52,6 +61,15 @@ def test_a_fault_is_named_with_its_remedy_and_what_is_bad_decides_the_exit_code(
     assert (f"1 to mend: {what}." in said) == (state == BAD)
     assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✗", "!")] == [what] * bool(state)
     assert ("→" in said) == bool(state)
+
+
+def test_a_containers_limit_is_the_memory_there_is(tmp_path):
+    gib = 2**30
+    for name, text in (("max", 2 * gib), ("current", gib), ("stat", f"anon 5\ninactive_file {gib // 2}")):
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    assert doctor.free_memory(tmp_path) == 1.5 * gib
+    (tmp_path / "memory.max").write_text("max\n")
+    assert doctor.free_memory(tmp_path) > 0.5 * doctor.free_memory(tmp_path / "none")
 
 
 def test_an_import_that_crashes_or_hangs_does_not_end_the_doctor(monkeypatch):

@@ -67,6 +67,19 @@ def test_two_copies_of_one_second_are_both_kept(root, path, learner, monkeypatch
     assert sorted(kept(root)) == sorted(contents)
 
 
+def test_a_copy_that_the_learner_edited_stays_and_another_one_is_made(root, path, learner, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *_: "2026-11-21-101500")
+    before = path.read_bytes()
+    assert run(root, "90", "--yes") == 0
+    (copy,) = (root / "chapters" / "kept").iterdir()
+    copy.write_bytes(b"edited")
+    for _ in range(2):
+        path.write_bytes(before)
+        assert run(root, "90", "--yes") == 0
+    assert sorted(kept(root)) == sorted([b"edited", before])
+    assert copy.read_bytes() == b"edited"
+
+
 def test_an_unreadable_or_missing_chapter_comes_back(root, path, first, capsys):
     path.write_bytes(b"\xff\xfe")
     assert run(root, "--exercise", "90.1", "--yes") == 2
@@ -75,6 +88,8 @@ def test_an_unreadable_or_missing_chapter_comes_back(root, path, first, capsys):
     assert run(root, "90", "--yes") == 0
     assert (path.read_bytes(), kept(root)) == (first, [b"\xff\xfe"])
     path.unlink()
+    assert run(root, "90") == 2
+    assert "Reset chapter 90? Nobody is here" in " ".join(capsys.readouterr().err.split()), "there is nothing to keep"
     assert run(root, "90", "--yes") == 0
     assert path.read_bytes() == first
     assert len(kept(root)) == 1
@@ -127,6 +142,22 @@ def test_exercise_comes_back_and_every_other_cell_stays(root, path, first, learn
     assert after["metadata"]["colour"] == "grün"
     assert "grün" in path.read_text(encoding="utf-8")
     nbformat.validate(after)
+
+
+@pytest.mark.parametrize("missing", [(), ("exercise-90-1",), ("exercise-90-1", "check-90-1")])
+def test_other_exercises_and_own_cells_stay_even_if_a_cell_of_the_exercise_is_missing(missing, root, path, learner):
+    learner.cell("check-90-2")["source"] += "  # mine"
+    learner.cells.remove(learner.cell("task-90-2"))
+    learner.insert(learner.place("exercise-90-1") + 1, "", id="empty")
+    learner.cells.insert(1, learner.cells.pop(learner.place("exercise-90-2")))
+    for id in missing:
+        learner.cells.remove(learner.cell(id))
+    others = [cell for cell in learner.cells if cell["id"] not in ("exercise-90-1", "check-90-1")]
+    learner.save(path)
+    assert run(root, "--exercise", "90.1", "--yes") == 0
+    after = tiny.Learner(path)
+    assert [cell for cell in after.cells if cell["id"] not in ("exercise-90-1", "check-90-1")] == others
+    assert after.place("exercise-90-1") < after.place("check-90-1")
 
 
 def lost_ids(mine):

@@ -62,16 +62,19 @@ def test_it_copies_the_chapters_and_a_second_start_brings_back_only_what_is_miss
     assert start.start(course).new == [NAME]
 
 
-def test_a_page_that_the_learner_changed_stays_theirs_and_comes_back_if_it_is_deleted(course):
+def test_a_page_is_brought_up_to_date_until_the_learner_changes_it_and_comes_back_if_it_is_deleted(course):
     shared, mine = course.material / "chapters" / "AGENTS.md", course.folder / "AGENTS.md"
-    shared.write_text("first")
-    start.start(course)
-    mine.write_text(mine.read_text() + ", and theirs")
-    start.start(course)
-    assert mine.read_text() == "first, and theirs"
+    seen = []
+    for version, edit in (("first", ""), ("second", "third"), ("third", ""), ("fourth", "theirs"), ("fifth", "")):
+        shared.write_text(version)
+        start.start(course)
+        seen.append(mine.read_text())
+        if edit:  # "third": the copying was killed halfway, so the page is there, and its base isn't
+            mine.write_text(edit)
+    assert seen == ["first", "second", "third", "fourth", "theirs"]
     mine.unlink()
     start.start(course)
-    assert mine.read_text() == "first"
+    assert mine.read_text() == "fifth"
 
 
 def test_a_renamed_notebook_is_found_and_not_made_again(course):

@@ -105,13 +105,30 @@ def test_a_given_cell_that_only_the_learner_changed_stays_as_they_left_it(old, n
         assert merged.cell(id) == tiny.Learner(new).cell(id), "only a given cell stays deleted"
 
 
-def test_a_given_cell_that_both_changed_is_there_in_both_versions(old, new):
+def test_a_given_cell_that_both_changed_is_followed_by_the_learners(old, new):
+    changed = next(cell for cell in new["cells"] if "a given cell, changed" in cell["source"])
+    another = changed | {"id": "another", "source": "other = 1"}
+    place = new["cells"].index(changed)
+    new["cells"][place : place + 1] = [another | {"id": "one-more"}, changed, another]
     mine = tiny.Learner(old)
-    find(mine, "a given cell")["source"] = 'print("a given cell")\nx = 3  # mine'
-    merged, _ = updated(old, mine, new)
+    given = find(mine, "a given cell")
+    given["source"] = 'print("a given cell")\nx = 3  # mine'
+    mine.insert(mine.cells.index(given) + 1, "print(x)", "mine")
+    merged, changes = updated(old, mine, new)
     theirs = find(merged, "x = 3  # mine")
     assert theirs["metadata"] == {"tags": ["raises-exception"]}, "it may fail, and what is below it runs all the same"
-    assert abs(merged.cells.index(theirs) - sources(merged).index('print("a given cell, changed")')) == 1
+    assert sources(merged)[place : place + 5] == [
+        "other = 1", changed["source"], theirs["source"], "print(x)", "other = 1",
+    ]  # fmt: skip
+    assert changes.beside == [changed["id"]]
+
+
+def test_the_learners_own_cell_stays_below_a_given_cell_that_the_course_changed(old, new):
+    mine = tiny.Learner(old)
+    mine.insert(mine.cells.index(find(mine, "a given cell")) + 1, "print(x)", "mine")
+    merged, changes = updated(old, mine, new)
+    assert merged.place("mine") == sources(merged).index('print("a given cell, changed")') + 1
+    assert changes.beside == []
 
 
 def test_an_edited_check_is_followed_by_the_learners(old, new):

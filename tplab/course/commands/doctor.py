@@ -9,11 +9,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,6 +31,8 @@ from tplab.course.notebooks.kernels import PACKAGE_ROOT
 
 GB = 1e9
 MEMORY = 1.1  # GB; all cells of chapter 5, the heaviest one, peak at 0.9 GB with its 4 ranks
+SHARED = Path("/dev/shm")
+SHARED_SIZE = 1.07  # GB; NCCL's guide recommends --shm-size=1g for containers
 PATIENCE = 120.0  # seconds; importing torch has taken more than ten on a busy machine
 INSTALL = "make lab (or, in your own environment: python -m pip install -c constraints.txt -e .)"
 CHOOSE = "PyTorch's own command for this machine: https://pytorch.org/get-started/locally/"
@@ -81,7 +86,7 @@ def look() -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
     several = f"{cores.cores()} for this process. With a single core, ranks take turns, so everything takes longer"
     yield Finding("cores", several)
-    free = psutil.virtual_memory().available / GB
+    free = free_memory() / GB
     if free < MEMORY:
         told = f"only {free:.1f} GB are free, and a chapter with its ranks takes about 1 GB"
         yield Finding("memory", told, CLOSE, is_fault=True)
@@ -100,11 +105,22 @@ def look() -> Iterator[Finding]:
     gpus = torch["gpus"]
     if unseen := [] if gpus else gpus_on_machine():
         yield Finding("GPUs", f"PyTorch sees none of {', '.join(unseen)}: {torch['complaint']}", CHOOSE)
+    elif gpus and not torch["nccl"]:
+        yield Finding("GPUs", f"PyTorch has no NCCL, so ranks run on the CPU, not on {', '.join(gpus)}", CHOOSE)
     else:
         there = ", ".join(gpus) or "none"
         yield Finding("GPUs", f"{there}. Without any, every chapter runs on the CPU. GPU.md says when they're used")
+    if len(gpus) > 1 and SHARED.is_dir():
+        shared = shutil.disk_usage(SHARED).total / GB
+        if shared < SHARED_SIZE:
+            told = f"{SHARED} holds only {shared:.2f} GB, which is too little for NCCL between GPUs"
+            fix = f"start the container with --shm-size=1g; elsewhere, as root: mount -o remount,size=1g {SHARED}"
+            yield Finding("shared memory", told, fix)
+    launches = [(2, "auto")]
+    if gpus and torch["nccl"]:
+        launches.append((min(2, len(gpus)), "nccl"))
     try:
-        broken = ask(f"LAUNCHES = {[(2, 'auto'), *[(min(2, len(gpus)), 'nccl')] * bool(gpus)]}\n{_RANKS}")
+        broken = ask(f"LAUNCHES = {launches}\n{_RANKS}")
     except RuntimeError as error:
         broken = str(error)
     if broken:
@@ -114,7 +130,7 @@ def look() -> Iterator[Finding]:
 
 
 _TORCH = """
-import json, os, warnings, torch
+import json, os, warnings, torch, torch.distributed as dist
 with warnings.catch_warnings(record=True) as complaints:
     warnings.simplefilter("always")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -124,6 +140,7 @@ if "CUDA_VISIBLE_DEVICES" in os.environ:
 print(json.dumps({
     "version": torch.__version__, "gpus": [torch.cuda.get_device_name(number) for number in range(count)],
     "complaint": str(complaints[0].message).strip().split(chr(10))[0] if complaints else why,
+    "nccl": dist.is_available() and dist.is_nccl_available(),
 }))
 """
 _RANKS = """
@@ -177,3 +194,14 @@ def gpus_on_machine() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the free bytes of the machine, or of the container if its limit leaves less."""
+    free = float(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):  # without a limit, the file is missing or says "max"
+        used = int((cgroup / "memory.current").read_text())
+        lines = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        used -= sum(int(value) for name, value in lines if name == "inactive_file")  # freed if it's needed
+        free = min(free, int((cgroup / "memory.max").read_text()) - used)
+    return free

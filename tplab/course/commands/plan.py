@@ -157,5 +157,8 @@ def _config(options: argparse.Namespace) -> "GPTConfig":
 
 
 def parameters(text: str) -> float:
-    """Parse a number such as 70e9, 70B or 350M. Raises ValueError for anything else."""
-    return float(text.upper().replace("B", "E9").replace("M", "E6"))
+    """Parse a number such as 70e9, 70B or 350M. Raises ArgumentTypeError for anything else."""
+    try:
+        return float(text.upper().replace("B", "E9").replace("M", "E6"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} isn't a number such as 70e9, 70B or 350M") from None

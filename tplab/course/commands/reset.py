@@ -7,6 +7,7 @@ Copies go to kept/ in your folder and are never overwritten. The original state 
 """
 
 import argparse
+import copy
 import json
 import sys
 
@@ -19,7 +20,7 @@ from tplab.course.commands.exercise_status import find_exercise
 from tplab.course.grade.answers import find_cells
 from tplab.course.learn.course_files import ChapterFiles, Misuse, add_root, chapter, course_of
 from tplab.course.learn.pristine import KEPT, first_state, keep
-from tplab.course.learn.update_notebook import as_text, update_notebook
+from tplab.course.learn.update_notebook import as_text
 from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells, read_notebook
 from tplab.course.notebooks.numbering import argument, chapter_argument, heading
 
@@ -57,15 +58,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
     else:
         files, what = find_exercise(course, number, "tplab reset --exercise 4.2")[0], f"Exercise {number}"
     first = first_state(files)
-    if not agreed(f"Reset {what.lower()}? Your notebook is kept in {KEPT}/.", options.yes, console):
+    keeps = f" Your notebook is kept in {KEPT}/." if files.learner.exists() else ""
+    if not agreed(f"Reset {what.lower()}?{keeps}", options.yes, console):
         return 0
     wanted = _wanted(files, first, number)
-    if files.learner.exists():
-        kept = keep(files.learner, files.learner.read_bytes(), course.folder)
-        console.print(Text(f"Your notebook of before: {kept.relative_to(course.folder)}"))
+    kept = keep(files.learner, files.learner.read_bytes(), course.folder) if files.learner.exists() else None
     replace(files.learner, wanted)
     console.print(Text(f"{what} is as it was at first.", style="bold"))
-    console.print(Text(RELOAD, style="dim"))
+    if kept:
+        console.print(Text(f"Your notebook of before: {kept.relative_to(course.folder)}"))
+        console.print(Text(RELOAD, style="dim"))
     return 0
 
 
@@ -81,8 +83,30 @@ def _wanted(files: ChapterFiles, first: str, number: str | None) -> bytes:
     except Unreadable as error:
         whole = f"The whole chapter can be reset: tplab reset {argument(files.number)} (it keeps a copy of the file)."
         raise Unreadable(f"{error} Nothing was changed. {whole}") from error
-    blank = json.loads(first)
-    reset = {f"{part}-{number.replace('.', '-')}" for part in ("exercise", "check")}
     owners = find_cells(read_notebook(files.reference), parse_cells(mine))
-    mine["cells"] = [cell for owner, cell in zip(owners, mine["cells"], strict=True) if owner not in reset]
-    return as_text(update_notebook(blank, mine, blank)[0]).encode()  # adds the cells that are missing
+    _restore(mine, owners, json.loads(first), number)
+    return as_text(mine).encode()
+
+
+def _restore(mine: dict, owners: list[str], first: dict, number: str) -> None:
+    """Replace an exercise's cell and its check cell in `mine`, a notebook's JSON, with those of `first`, in place.
+
+    owners: for each cell of `mine`, the id of the chapter's cell that it is a version of, or ""
+
+    If there are several versions, the first is replaced, and the others are removed. If there are none, the cell is
+    inserted below the cells that precede it in the chapter.
+    """
+    cells = list(zip(owners, mine["cells"], strict=True))
+    order = [cell["id"] for cell in first["cells"]]
+    for part in ("exercise", "check"):
+        id = f"{part}-{number.replace('.', '-')}"
+        place = order.index(id)
+        blank = copy.deepcopy(first["cells"][place])
+        if mine.get("nbformat_minor", 0) < 5:
+            del blank["id"]  # this format has no cell ids
+        versions = [at for at, (owner, _) in enumerate(cells) if owner == id]
+        above = [at for at, (owner, _) in enumerate(cells) if owner in order[:place]]
+        at = versions[0] if versions else max(above, default=-1) + 1
+        others = [cell for cell in cells[at:] if cell[0] != id]
+        cells = [*cells[:at], (id, blank), *others]
+    mine["cells"] = [cell for _, cell in cells]

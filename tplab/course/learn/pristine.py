@@ -30,10 +30,15 @@ def keep(path: Path, data: bytes, folder: Path) -> Path:
 
     Copies are never overwritten. If there's already a copy of the file with the same content, no new one is made.
     """
-    digest = hashlib.sha256(data).hexdigest()[:12]
-    copy = next((folder / KEPT).glob(f"{path.stem}-*-{digest}{path.suffix}"), None)
-    if copy is None:
-        copy = folder / KEPT / f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}-{digest}{path.suffix}"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        replace(copy, data)
+    kept, digest = folder / KEPT, hashlib.sha256(data).hexdigest()[:12]
+    for copy in kept.glob(f"{path.stem}-*-{digest}*{path.suffix}"):
+        if copy.read_bytes() == data:  # otherwise, somebody has edited the copy
+            return copy
+    kept.mkdir(parents=True, exist_ok=True)
+    name, count = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}-{digest}", 1
+    copy = kept / f"{name}{path.suffix}"
+    while copy.exists():
+        count += 1
+        copy = kept / f"{name}-{count}{path.suffix}"
+    replace(copy, data)
     return copy

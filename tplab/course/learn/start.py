@@ -70,7 +70,8 @@ def start(course: Course) -> Report:
             if not files.learner.exists():
                 _begin(files, blank)
                 report.new.append(files.learner.name)
-        _bring_files(course)
+        _bring_pictures(course)
+        _bring_pages(course)
     return report
 
 
@@ -119,17 +120,30 @@ def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
     replace(files.blank, blank)
 
 
-def _bring_files(course: Course) -> None:
-    """Copy what isn't a notebook into the learner's folder: new pictures, and pages that aren't there yet.
-
-    The notebooks look for their pictures there. The pages belong to the learner, who may change them.
-    """
-    chapters = course.material / "chapters"
-    for path in [*sorted((chapters / PICTURES).glob("*")), *(chapters / page for page in PAGES)]:
-        copy = course.folder / path.relative_to(chapters)
-        if path.exists() and not (copy.exists() and (path.name in PAGES or copy.read_bytes() == path.read_bytes())):
+def _bring_pictures(course: Course) -> None:
+    """Copy the pictures that the chapters show into the learner's folder, where the notebooks look for them."""
+    for path in sorted((course.material / "chapters" / PICTURES).glob("*")):
+        copy, data = course.folder / PICTURES / path.name, path.read_bytes()
+        if not copy.exists() or copy.read_bytes() != data:
             copy.parent.mkdir(exist_ok=True)
-            replace(copy, path.read_bytes())
+            replace(copy, data)
+
+
+def _bring_pages(course: Course) -> None:
+    """Copy the pages that aren't notebooks into the learner's folder. A page that the learner changed stays theirs.
+
+    The base is written last. If this is killed before that, the next run finds the new page and writes its base.
+    """
+    for page in PAGES:
+        path, copy, base = (folder / page for folder in (course.material / "chapters", course.folder, course.bases))
+        if not path.exists():
+            continue
+        new = path.read_bytes()
+        unchanged = [new, base.read_bytes()] if base.exists() else [new]
+        if not copy.exists() or copy.read_bytes() in unchanged:
+            replace(copy, new)
+            base.parent.mkdir(exist_ok=True)
+            replace(base, new)
 
 
 def newer(course: Course) -> Iterator[ChapterFiles]:

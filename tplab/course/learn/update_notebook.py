@@ -2,13 +2,13 @@
 
 Three notebooks take part: `base`, the blank chapter that the learner's copy started from; `mine`, the learner's
 notebook; and `new`, the current blank chapter. Cells are matched by id, or by their text if they have lost their ids. A
-given cell has a new id if the course changed it. Cells that the learner never edited are replaced by the new ones. This
-is what becomes of a cell that they edited:
+given cell has a new id if the course changed it, so it's matched by its place in the base. Cells that the learner never
+edited are replaced by the new ones. This is what becomes of a cell that they edited:
 
     exercise               it stays, unless its number now belongs to a different task
     prediction             it stays, unless the course asks for different values now
     check                  the new cell takes its place
-    given cell             it stays; if the course changed it, too, the new one is added
+    given cell             it stays, unless the course changed it, too
     the learner's own      it stays below the cell that it follows
 
 In all other cases, the learner's cell follows the new one, as a cell of their own. Without a base, a cell that differs
@@ -20,6 +20,7 @@ import json
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 from tplab.course.feedback.verdict import names
@@ -62,7 +63,8 @@ def update_notebook(
     after = parse_cells(new)
     cells = parse_cells(mine)
     raw = dict(zip(map(id, cells), mine["cells"], strict=True))
-    versions, own = _sort(cells, before, after)
+    successors = _successors(list(before.values()), after)
+    versions, own = _sort(cells, before, after, successors)
     the_courses = {cell.id for cell in after}
     moved = {id(cell) for cell in cells if "exercise" in cell.marks and cell.source in carried}
     result: list[dict] = []
@@ -72,6 +74,8 @@ def update_notebook(
             if id(cell) in moved:
                 continue
             if cell.id in before and cell.id not in the_courses:
+                if successors.get(cell.id) == follows:
+                    changes.beside.append(follows)
                 result.append(_as_own(raw[id(cell)]))
             else:
                 result.append(copy.deepcopy(raw[id(cell)]) | ({"id": ""} if cell.id in the_courses else {}))
@@ -114,8 +118,28 @@ def _contents(cell: dict) -> dict:
     return {key: cell[key] for key in ("source", "outputs", "execution_count", "attachments") if key in cell}
 
 
+def _successors(before: list[Cell], after: list[Cell]) -> dict[str, str]:
+    """Map the id of each given cell that the course changed to the id of the new cell that stands in its place.
+
+    If several do, it's the one with the most similar text.
+    """
+    found = {}
+    old, new = [cell.id for cell in before], [cell.id for cell in after]
+    for _, start, stop, new_start, new_stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        added = [cell for cell in after[new_start:new_stop] if cell.id not in old and not cell.marks]
+        for cell in before[start:stop]:
+            likely = [other for other in added if other.kind == cell.kind]
+            if likely and cell.id not in new and not cell.marks:
+                found[cell.id] = max(likely, key=lambda other: _likeness(cell, other)).id
+    return found
+
+
+def _likeness(a: Cell, b: Cell) -> float:
+    return SequenceMatcher(None, a.source, b.source, autojunk=False).ratio()
+
+
 def _sort(
-    cells: list[Cell], before: dict[str, Cell], after: list[Cell]
+    cells: list[Cell], before: dict[str, Cell], after: list[Cell], successors: dict[str, str]
 ) -> tuple[dict[str, Cell], dict[str, list[Cell]]]:
     """Return, by the id of each new cell, the learner's version of it and the learner's own cells that follow it."""
     kinds = {cell.id: cell.kind for cell in after}
@@ -140,9 +164,10 @@ def _sort(
     for cell, id, owner in zip(cells, ids, owners, strict=True):
         if owner and versions.get(owner) is cell:
             last = owner
-        elif id in before and id not in kinds and _plain(cell) == _plain(before[id]):
-            continue  # the course removed or changed it
-        elif cell.source.strip():
+            continue
+        last = successors.get(id, last)
+        unedited = id in before and id not in kinds and _plain(cell) == _plain(before[id])  # the course changed it
+        if cell.source.strip() and not unedited:
             own.setdefault(last, []).append(cell)
     return versions, own
 
