@@ -85,7 +85,8 @@ TORCHRUN = {  # GPUs on this rank's machine, what keeps the other rank from usin
     "enough GPUs everywhere": (2, "", "nccl", ""),
     "no GPU anywhere": (0, NONE, "gloo", ""),
     "none on the other machine": (8, NONE, "gloo", f"because of rank 1: {NONE}"),
-    "the same on both": (1, torchrun._obstacle(1, 2), "gloo", "because of rank 0: 2 were started on their machine"),
+    "the same on both": (1, torchrun._obstacle(1, 2), "gloo", "because of ranks 0, 1: 2 were started on their machine"),
+    "different ones": (1, NONE, "gloo", f"--gpu-bind); rank 1: {NONE}"),
 }
 
 

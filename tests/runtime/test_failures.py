@@ -8,9 +8,11 @@ import ctypes
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,26 @@ def test_an_error_is_reported_with_its_rank_line_and_what_the_others_did() -> No
     assert "rank 1 never joined all_reduce #1 ([4, 8] float32, sum); ranks 0, 2 are waiting in it." in report
     assert "rank 1: has raised an error" in report
     assert "tplab/runtime" not in report, "the launcher's own frames are noise"
+
+
+def test_a_group_of_errors_is_reported_once_with_the_place_of_each() -> None:
+    def fail() -> None:
+        raise ValueError("no such head")
+
+    def program() -> None:
+        try:
+            fail()
+        except ValueError as error:
+            raise ExceptionGroup("two are wrong", [error, KeyError("bias")]) from None
+
+    error = fails(program, 1)
+    assert error.cause_type == "ExceptionGroup"
+    assert error.cause_message.startswith("two are wrong (2 sub-exceptions)\n")
+    report = str(error)
+    assert report.count("Traceback") == 1
+    assert f'1. ValueError: no such head\n  at File "{__file__}", line {line_of(fail, 1)}, in fail\n' in report
+    assert "2. KeyError: 'bias'" in report
+    assert "rank.py" not in report
 
 
 def exits(how: Callable[[], object]) -> Callable[[], None]:
@@ -361,3 +383,29 @@ def receives_from_slow_ranks(rank: int) -> None:
 )
 def test_programs_that_are_right_are_not_called_deadlocks(p: int, program: Callable[[int], None]) -> None:
     assert tplab.launch(lambda: program(dist.get_rank()), p) == [None] * p
+
+
+def test_a_timer_may_end_a_deadlock_but_threads_that_only_serve_others_cannot() -> None:
+    def program() -> None:
+        from tplab.runtime.rank import _any_can_act
+
+        def others_can_act() -> bool:
+            return _any_can_act(threading.get_ident(), lambda thread: False)
+
+        timer = threading.Timer(60, dist.barrier)
+        timer.start()
+        end = time.monotonic() + 30
+        while not others_can_act():
+            assert time.monotonic() < end, "the timer counts as stuck"
+        timer.cancel()
+        timer.join()
+
+        never = threading.Event()
+        package = {"never": never}
+        exec(compile("def wait(): never.wait(60)", sysconfig.get_path("purelib") + "/bar.py", "exec"), package)
+        threading.Thread(target=package["wait"], daemon=True).start()
+        threading.Thread(target=never.wait, daemon=True).start()
+        ThreadPoolExecutor(1).submit(int).result()
+        assert not any(others_can_act() for _ in range(100))
+
+    tplab.launch(program, 1)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import tplab
-from tplab.runtime.forkserver import fork_server, may_be_preloaded
+from tplab.runtime import forkserver
+from tplab.runtime.forkserver import fork_server, import_some, may_be_preloaded
 
 UNUSUAL = "sndhdr" if sys.version_info < (3, 13) else "wave"  # of Python's own, and nothing else imports it
 
@@ -48,31 +49,43 @@ def test_ranks_find_what_earlier_ranks_imported_but_read_a_learners_own_file_ane
     assert tplab.launch(import_both, 2, args=(own.stem,), backend="gloo") == [(True, 22)] * 2
 
 
-DRAWS = "import torch; torch.manual_seed(5); drawn = torch.rand(3)"
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the import path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
 
 
 def test_a_preloaded_module_that_draws_numbers_or_fails_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "draws_numbers.py").write_text(DRAWS)
-    (tmp_path / "fails.py").write_text("1 / 0")
-    (tmp_path / "exits.py").write_text("raise SystemExit")
-    a_new_server()
+    monkeypatch.setattr(forkserver, "is_installed", lambda file: file.startswith(str(folder)))
+    (folder / "draws_numbers.py").write_text("import torch; torch.manual_seed(5); drawn = torch.rand(3)")
+    (folder / "fails.py").write_text("1 / 0")
+    (folder / "exits.py").write_text("raise SystemExit")
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    names = ["fails", "exits", "no_such_module", "__main__", "draws_numbers"]
+    while names:
+        import_some(names, has_gpu=False)
+    assert sys.modules.pop("draws_numbers", None)
+    assert torch.rand(2).equal(expected)
 
-    def first_number(drawn: str) -> tuple[bool, float]:
-        return drawn in sys.modules, torch.rand(1).item()
 
-    expected = tplab.launch(first_number, 1, args=("",), backend="gloo")[0][1]
-    fork_server().preload(["fails", "exits", "no_such_module", "draws_numbers"])
-    end = time.monotonic() + 60
-    while not (found := tplab.launch(first_number, 1, args=("draws_numbers",), backend="gloo")[0])[0]:
-        assert time.monotonic() < end, "the fork server has not imported it after a minute"
-    assert found[1] == expected
+def test_a_learners_own_file_with_the_name_of_an_installed_module_is_not_preloaded(folder: Path) -> None:
+    """A rank with another import path may have found the installed module."""
+    (folder / "a_package").mkdir()
+    for file in ("a_module.py", "a_package/__init__.py", "a_package/part.py"):
+        (folder / file).write_text("")
+    names = ["a_module", "a_package.part"]
+    while names:
+        import_some(names, has_gpu=False)
+    assert not {"a_module", "a_package"} & sys.modules.keys()
 
 
 def test_on_a_machine_with_gpus_only_tplabs_own_modules_are_preloaded() -> None:
     """Others may initialize CUDA, which no rank could use then."""
-    names = ["tplab.tensor.linear", "transformers", "tplab_of_someone_else"]
+    names = ["tplab.tensor.linear", UNUSUAL, "tplab_of_someone_else"]
     assert [may_be_preloaded(name, has_gpu=True) for name in names] == [True, False, False]
-    assert may_be_preloaded("transformers", has_gpu=False)
+    assert may_be_preloaded(UNUSUAL, has_gpu=False)

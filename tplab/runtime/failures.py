@@ -182,12 +182,18 @@ def innermost_user_frame(frames: Frames) -> str | None:
 
 RUNTIME = os.path.dirname(__file__) + os.sep
 TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_LIBRARY = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PACKAGES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
+_LIBRARY = (*_PACKAGES, *{sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 
 
 def is_installed(file: str) -> bool:
     """Return True for a file of Python's standard library or of an installed package."""
     return file.startswith(_LIBRARY)
+
+
+def is_standard_library(file: str) -> bool:
+    """Return True for a file of Python's standard library. Installed packages don't belong to it."""
+    return file.startswith(("<frozen", *_LIBRARY)) and not file.startswith(_PACKAGES)
 
 
 def different_batches(message: str) -> str | None:

@@ -15,6 +15,7 @@ For each rank, the server reports the process id, and later the exit status, thr
 import contextlib
 import ctypes
 import importlib
+import importlib.util
 import json
 import os
 import selectors
@@ -29,6 +30,8 @@ import time
 from collections.abc import Sequence
 
 import torch
+
+from tplab.runtime.failures import TPLAB, is_installed
 
 _WHEN_IDLE = ("torch.optim", "torch._dynamo", "torch.distributed.tensor.parallel")
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
@@ -178,27 +181,39 @@ def serve(descriptor: int) -> None:
                     with open(descriptors[0]) as file:
                         names = [name for name in json.load(file) if name not in asked_for]
                     asked_for.update(names)
-                    to_import[:0] = [name for name in names if may_be_preloaded(name, has_gpu)]
+                    to_import[:0] = names
                     continue
                 ranks.start(descriptors)
             elif may_import:
-                end = time.monotonic() + _AT_ONCE
-                state = torch.get_rng_state()  # modules may draw random numbers while they're imported
-                while to_import and time.monotonic() < end:
-                    with contextlib.suppress(Exception, SystemExit):  # a rank that needs the module will raise it
-                        importlib.import_module(to_import.pop(0))
-                torch.set_rng_state(state)
+                import_some(to_import, has_gpu)
                 if not to_import:
                     _freeze()
+
+
+def import_some(to_import: list[str], has_gpu: bool) -> None:
+    """Take the first names off the list and import these modules, except for those that may not be preloaded."""
+    end = time.monotonic() + _AT_ONCE
+    state = torch.get_rng_state()  # modules may draw random numbers while they're imported
+    while to_import and time.monotonic() < end:
+        name = to_import.pop(0)
+        with contextlib.suppress(Exception, SystemExit):  # a rank that needs the module will raise it
+            if name in _WHEN_IDLE or may_be_preloaded(name, has_gpu):
+                importlib.import_module(name)
+    torch.set_rng_state(state)
 
 
 def may_be_preloaded(name: str, has_gpu: bool) -> bool:
     """Return True if the server may import a module that a rank has imported.
 
+    The rank has found an installed module, but it may have changed its import path. On the server's path, a learner's
+    file may have the same name. It isn't imported, because it may change between runs.
+
     On a machine with GPUs, only tplab's own modules are preloaded. Others may initialize CUDA, which doesn't work in a
     process whose parent has initialized it.
     """
-    return not has_gpu or name.startswith("tplab.")
+    package = importlib.util.find_spec(name.partition(".")[0])  # finding a submodule would import its package
+    file = package and package.origin or ""
+    return file.startswith(TPLAB) or (is_installed(file) and not has_gpu)
 
 
 def _freeze() -> None:

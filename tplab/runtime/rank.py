@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 import warnings
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from tplab.runtime import hooks, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
-from tplab.runtime.failures import RUNTIME, TPLAB, Frames, is_installed
+from tplab.runtime.failures import RUNTIME, TPLAB, Frames, is_installed, is_standard_library
 from tplab.runtime.hooks import set_default_timeout
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.streams import StreamWatch
@@ -186,15 +187,23 @@ def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, 
     ]
     text = "".join(traceback.format_exception_only(type(error), error))
     if isinstance(error, BaseExceptionGroup):
-        text = "".join(traceback.format_exception(error, chain=False))
+        text += "".join(_describe_part(part, number) for number, part in enumerate(error.exceptions, start=1))
     return [*chain, (text, frames)]
+
+
+def _describe_part(error: BaseException, number: int) -> str:
+    """Describe one exception of a group by its message and the place where it was raised."""
+    *_, (text, frames) = describe_exception(error)
+    places = [f'at File "{file}", line {line}, in {function}\n' for file, line, function in frames[-1:]]
+    return textwrap.indent(f"{number}. {text}{''.join(places)}", "  ")
 
 
 # Can any thread still make progress?
 #
 # A rank in which one thread waits for a message isn't stuck if another of its threads can still make progress. Threads
 # of installed packages that only serve other threads, such as a progress bar's, don't count. Neither do threads that
-# wait for another thread without a time limit, as in `join()`.
+# wait for another thread without a time limit, as in `join()`. A thread with no code but Python's own counts while it
+# waits with a time limit, because then it may call the learner's code or a collective, as a `threading.Timer` does.
 
 _WAITS_FOR_A_THREAD = ("threading.py", "queue.py", os.path.join("concurrent", "futures", "_base.py"))
 _NO_LIMIT = (None, -1)
@@ -215,12 +224,13 @@ def _any_can_act(main: int, is_blocked: Callable[[int], bool]) -> bool:
 
 def _can_act(stack: list[FrameType], is_main: bool) -> bool:
     files = [frame.f_code.co_filename for frame in stack]
-    if not is_main and not any(_is_learners(file) for file in files):
+    of_learner = is_main or any(_is_learners(file) for file in files)
+    if not of_learner and not all(is_standard_library(file) for file in files):
         return False
     waiting = takewhile(lambda frame: frame.f_code.co_filename.endswith(_WAITS_FOR_A_THREAD), stack)
     if inner := list(waiting):
         return any(frame.f_locals.get("timeout") not in _NO_LIMIT for frame in inner)
-    return True
+    return of_learner
 
 
 def _is_learners(file: str) -> bool:

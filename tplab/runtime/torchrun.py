@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from tplab.runtime import hooks, transport
 from tplab.runtime.devices import VARIABLE, backend_for
+from tplab.runtime.failures import rank_names
 from tplab.runtime.forkserver import is_rank
 from tplab.runtime.hooks import set_default_timeout
 from tplab.runtime.records import Record, Results
@@ -94,19 +95,20 @@ def _init_process_group() -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store has the addresses of earlier ranks, too
     store = dist.PrefixStore(f"attempt {attempt}", store)
     obstacles = exchange(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
-    who, why = next(((who, why) for who, why in enumerate(obstacles) if why), (0, ""))
-    if why and os.environ.get(VARIABLE) == "nccl":
-        raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU. Rank {who}: {why}")
+    ranks_with = {why: [who for who, its in enumerate(obstacles) if its == why] for why in obstacles if why}
+    reasons = "; ".join(f"{rank_names(ranks)}: {why}" for why, ranks in ranks_with.items())
+    if reasons and os.environ.get(VARIABLE) == "nccl":
+        raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU, because of {reasons}")
     set_default_timeout(LOST_AFTER)
-    device = None if why else torch.device("cuda", local_rank())
+    device = None if reasons else torch.device("cuda", local_rank())
     if device is not None:
         torch.cuda.set_device(device)
     backend = "gloo" if device is None else "nccl"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=LOST_AFTER, device_id=device
     )  # fmt: skip
-    if rank == 0 and why and set(obstacles) != {_NO_GPU}:
-        print(f"tplab: all ranks compute on the CPU, over gloo, because of rank {who}: {why}", file=sys.stderr)
+    if rank == 0 and reasons and set(obstacles) != {_NO_GPU}:
+        print(f"tplab: all ranks compute on the CPU, over gloo, because of {reasons}", file=sys.stderr)
 
 
 def exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:
