@@ -141,18 +141,22 @@ def _set_attributes(tensor: Tensor, attributes: dict[str, Any]) -> None:
     tensor.__dict__.update(attributes)
 
 
-# The file that tells the ranks what to run: | settings | function and arguments |
+# The file that tells the ranks what to run: | size of the settings | settings | function and arguments |
+
+_SIZE_BYTES = 8
 
 
 def write_setup(descriptor: int, given: dict[str, Any], call: memoryview) -> None:
     """Write the settings of the run, followed by the call, which may be larger than the 2 GiB of a single write."""
+    settings = pickle.dumps(given)
     with open(descriptor, "wb", closefd=False) as file:
-        pickle.dump(given, file)
+        file.write(len(settings).to_bytes(_SIZE_BYTES, "little"))
+        file.write(settings)
         file.write(call)
 
 
 def read_setup(descriptor: int) -> tuple[dict[str, Any], memoryview]:
     """Return the settings and the call that `write_setup` wrote."""
-    file = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    settings = pickle.load(file)  # it reads to the end of the settings
-    return settings, memoryview(file)[file.tell() :]
+    data = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "little")
+    return pickle.loads(data[_SIZE_BYTES:end]), data[end:]
