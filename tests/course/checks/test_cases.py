@@ -1,5 +1,6 @@
 """Cases, their groups and their twins. The tables of mistakes hold most of what can be wrong with an answer in them."""
 
+import time
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,6 +11,7 @@ from tests.course.checks import refused
 from tplab.course.checks import twins
 from tplab.course.checks.cases import GROUPS, Case, random_tensor
 from tplab.course.checks.exercises import check
+from tplab.course.checks.forms.operators import ADD, COPY, operator
 from tplab.course.checks.observation import observe
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
@@ -55,6 +57,50 @@ def test_an_answer_that_fails_only_when_cases_follow_one_another_is_refused():
     failure = refused("90.71", answer)
     assert "the second call in a process" in failure.report
     assert failure.question == twins.question(Twin.BETWEEN)
+
+
+def test_a_launch_takes_no_longer_than_the_trial_says():
+    trial = replace(SUM, timeout=1.0)
+    exercise("90.78", "a sum", takes=["total"], trials=[trial], passed="")
+    start = time.monotonic()
+    failure = refused("90.78", lambda x, group: time.sleep(50))
+    assert "didn't finish in time" in failure.headline
+    assert time.monotonic() - start < 40
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda: torch.set_grad_enabled(False), "gradients are switched off"),
+        (lambda: torch.set_default_dtype(torch.float64), "the default dtype is torch.float64"),
+    ],
+    ids=["gradients", "dtype"],
+)
+def test_a_setting_that_an_answer_changes_is_noticed_and_restored_for_the_next_case(change, says):
+    def answer(x, group):
+        assert torch.is_grad_enabled()
+        assert torch.get_default_dtype() == torch.float32
+        y = total(x, group)
+        if len(x) == 2:
+            change()
+        return y
+
+    trial = OnRanks(
+        cases=(Length(), Length(n=2), Length()), world_sizes=(2,), without=tuple(Twin),
+        draw=lambda case, generator, size: random_tensor(generator, case.n),
+        run=lambda answer, case, given, group: {"out": answer(given, group)},
+        right=lambda case, problem, place: {"out": 2 * problem},
+    )  # fmt: skip
+    exercise("90.77", "a sum", takes=["total"], trials=[trial], passed="")
+    failure = refused("90.77", answer)
+    assert [row[2] for row in failure.rows] == [f"not true: {says}"]
+    assert failure.question == shared("settings")
+
+
+def test_an_operator_has_to_be_an_autograd_function():
+    exercise("90.76", "f", takes=["f"], trials=[operator("f", COPY, ADD, of="f")], passed="")
+    failure = refused("90.76", lambda x: x)
+    assert "TypeError: your answer isn't a subclass of torch.autograd.Function" in failure.report
 
 
 calls: set = set()

@@ -38,6 +38,7 @@ RIGHT = {
     "like the input": lambda x: x + torch.zeros_like(x),
     "moved there": lambda x: x + torch.zeros(3, 4).to(x.device),
     "an index": lambda x: x[torch.arange(2)],
+    "like the input, on its device": lambda x: x + torch.zeros_like(x, device=x.device),
     "copied from the CPU": lambda x: torch.empty_like(x).copy_(torch.ones(3, 4)),
 }
 WRONG = {
@@ -45,6 +46,8 @@ WRONG = {
     "torch.ones and its row": lambda x: x * torch.ones(3, 4)[0],
     "moved to the CPU": lambda x: x.cpu() * 2,
     "filled and returned": lambda x: torch.empty(3, 4).copy_(x),
+    "like the input, but on the CPU": lambda x: x + torch.zeros_like(x, device="cpu"),
+    "new_zeros on the CPU": lambda x: x + x.new_zeros(3, 4, device="cpu"),
     "backward": backward,
 }
 

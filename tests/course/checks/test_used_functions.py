@@ -7,7 +7,7 @@ from tests.chapter_runner import load_chapter_namespace, run_check, wrong_source
 from tplab.course.checks.exercises import check
 from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.trials import exercise
-from tplab.course.checks.used_functions import tplabs_own
+from tplab.course.checks.used_functions import tplabs_own, wrong_part
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.tensor import linear
 from tplab.tensor.linear import ColumnParallelLinear as Theirs
@@ -62,6 +62,24 @@ def test_the_verdict_says_so():
         in check("90.81", Theirs).note
     )
     assert check("90.81", len).note == "Good."
+
+
+def scatter(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("answer", "used"),
+    [
+        (lambda x: scatter(x), True),
+        (lambda x: [scatter(each) for each in x], True),
+        (lambda x: x.scatter(0), False),
+        (lambda dist: dist.scatter(0), False),
+    ],
+    ids=["a call", "a call inside", "a method", "of a module"],
+)
+def test_an_attribute_with_the_name_of_a_wrong_answer_is_not_that_answer(answer, used):
+    assert bool(wrong_part([answer], {"1.1": [scatter]})) == used
 
 
 def question(exercise: str, namespace: dict) -> str:

@@ -26,7 +26,7 @@ from torch import Tensor
 from tplab.course.checks import layouts, twins
 from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.messages import messages_kept
-from tplab.course.checks.observation import Observed
+from tplab.course.checks.observation import Claim, Observed
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.twins import Twin
 
@@ -35,6 +35,7 @@ Groups = tuple[tuple[int, ...], ...]
 WORLD_SIZES = (1, 2, 4)
 GROUPS = ((0, 2), (1, 3))
 IN_GROUPS = "in groups [0, 2] and [1, 3]"
+SETTINGS = "your code leaves torch's settings as they were"
 _made: dict[Any, list[Any]] = {}  # the groups of each default group
 
 
@@ -155,16 +156,25 @@ def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence
     data:  for each case, the packed data for every rank
     """
     run, answer, values_on_cpu = given
+    dtype = torch.get_default_dtype()
     seen = []
     for case, mine in zip(cases, data, strict=True):
         # A twin creates its tensors on the same devices as the original case, so watching it would only take time
         watch = DefaultDevice() if case.twin is None else None
-        with twins.observed_as(case.twin), watch or nullcontext():
-            for _ in range(2 if case.twin is Twin.AGAIN else 1):
-                # Each run gets a copy of the data, because an answer may modify its arguments in place
-                data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
-                with messages_kept():
-                    observed = run(answer, case, data_of_rank, make_group(case.groups))
+        try:
+            with torch.enable_grad(), twins.observed_as(case.twin), watch or nullcontext():
+                for _ in range(2 if case.twin is Twin.AGAIN else 1):
+                    # Each run gets a copy of the data, because an answer may modify its arguments in place
+                    data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
+                    with messages_kept():
+                        observed = run(answer, case, data_of_rank, make_group(case.groups))
+                changed = [] if torch.is_grad_enabled() else ["gradients are switched off"]
+                if torch.get_default_dtype() != dtype:
+                    changed.append(f"the default dtype is {torch.get_default_dtype()}")
+        finally:  # the next case starts with the original settings
+            torch.set_default_dtype(dtype)
         claims = {} if watch is None else watch.claims({} if values_on_cpu else observed)
+        if changed:
+            claims[SETTINGS] = Claim(" and ".join(changed))
         seen.append(twins.observed(case.twin, observed) | claims)
     return seen

@@ -34,6 +34,11 @@ _MAKES = {
         *("tensor", "as_tensor", "empty_strided"),
     )
 }
+# These functions create a tensor on the device of another tensor, unless they're passed a device
+_MAKES_LIKE = {
+    *(getattr(torch, f"{name}_like") for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")),
+    *(getattr(Tensor, f"new_{name}") for name in ("empty", "empty_strided", "zeros", "ones", "full", "tensor")),
+}
 # Matches the names of the torch functions that send Python objects or create a process group
 _OF_OBJECTS = re.compile("object|new_group")
 _MOVES = (Tensor.to, Tensor.cpu)
@@ -93,6 +98,9 @@ class DefaultDevice(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func in _MAKES:
             if kwargs.get("device") in (None, "cpu") and not any(isinstance(item, Tensor) for item in args):
+                self._mark(out)
+        elif func in _MAKES_LIKE and kwargs.get("device") is not None:
+            if kwargs["device"] == "cpu":
                 self._mark(out)
         elif func in _MOVES and isinstance(out, Tensor):
             return self._moved(func, args, kwargs, out)

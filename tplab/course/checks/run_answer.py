@@ -136,6 +136,7 @@ def run_cases(
     *,
     note: Callable[[Any], str],
     question: Callable[[Any, CheckFailed], str],
+    timeout: float = TIMEOUT,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
@@ -155,7 +156,8 @@ def run_cases(
             file.flush()
             watched, alone = Watched(some, file.name), len(some) == 1
             try:
-                seen = run_ranks(program, p, answer, watched, theirs, note=note(some[0]) if alone else "")
+                tried = note(some[0]) if alone else ""
+                seen = run_ranks(program, p, answer, watched, theirs, note=tried, timeout=timeout)
                 failure = None
             except CheckFailed as error:
                 failure, at = error, watched.reached(p, error.__cause__)

@@ -81,6 +81,7 @@ class OnRanks(Trial):
                  these variants for a given case
     layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
                  tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
+    timeout:     the seconds that a launch may take before it counts as an endless loop
     tol:         the tolerance, as in `differences.compare_ranks`
     values_on_cpu: whether `run` may return tensors that it has created on the CPU
     late:        whether every case also runs with messages that arrive at the last moment (see `late`). Use this if the
@@ -94,6 +95,7 @@ class OnRanks(Trial):
     give: Callable[[Any, Any, Place], Any] = lambda case, problem, place: problem
     terms: Callable[[Any, Any, int], Mapping[str, Sequence[Any]]] = lambda case, problem, size: {}
     world_sizes: Sequence[int] = WORLD_SIZES
+    timeout: float = TIMEOUT
     tol: float = 1e-9
     without: Collection[Twin] | Callable[[Any], Collection[Twin]] = ()
     values_on_cpu: bool = False
@@ -107,6 +109,7 @@ class OnRanks(Trial):
             runs = run_cases(
                 on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
                 note=lambda case: title_of(case, name), question=lambda case, failure: self._about(case, failure, own),
+                timeout=self.timeout,
             )  # fmt: skip
             for index, observed in enumerate(runs):
                 tried = TriedCase(self, batch, index)
@@ -268,7 +271,7 @@ def _each_on_a_rank(
     return seen
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Exercise:
     """An exercise and its check.
 
@@ -293,6 +296,14 @@ class Exercise:
 EXERCISES: dict[str, Exercise] = {}  # those of the chapters that were imported
 
 
-def exercise(number: str, title: str, **fields: Any) -> None:
-    """Register an exercise and its check. For the fields, see `Exercise`."""
-    EXERCISES[number] = Exercise(number=number, title=title, **fields)
+def exercise(
+    number: str,
+    title: str,
+    *,
+    takes: Sequence[str],
+    trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]],
+    passed: str,
+    theirs: Sequence[str] = (),
+) -> None:
+    """Register an exercise and its check. For the arguments, see `Exercise`."""
+    EXERCISES[number] = Exercise(number, title, takes, trials, passed, theirs)

@@ -4,6 +4,7 @@ An answer that uses tplab's own implementation passes, but the verdict asks the 
 wrong answer uses one that failed its own check before, the learner should fix the earlier one first.
 """
 
+import dis
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
@@ -37,10 +38,14 @@ def wrong_part(answers: Sequence[Any], failed: Mapping[str, Sequence[Any]]) -> s
     failed: {exercise: the answers that failed its check when it last ran}
     """
     functions = [function for answer in answers for function in _functions_of(answer)]
-    used = [(name, value) for each in functions for name, value in _used(each).items() if callable(value)]
+    used = [(name, each.__globals__.get(name)) for each in functions for name in _globals_in(each)]
     for exercise, wrong in failed.items():
         for name, value in used:
-            if any(value is each for each in wrong) and not any(value is each for each in answers):
+            if (
+                value is not None
+                and any(value is each for each in wrong)
+                and not any(value is each for each in answers)
+            ):
                 return (
                     f"Your answer uses `{name}` from exercise {exercise}, but your answer to exercise {exercise} "
                     f"doesn't pass its own check. Fix exercise {exercise} first, and then rerun this check."
@@ -50,7 +55,14 @@ def wrong_part(answers: Sequence[Any], failed: Mapping[str, Sequence[Any]]) -> s
 
 def _used(function: FunctionType) -> dict[str, Any]:
     """Return {name: value} for the names and attributes that a function uses. The value is None if it isn't global."""
-    return {name: function.__globals__.get(name) for name in _names_in(function.__code__)}
+    names = [name for code in _codes_in(function.__code__) for name in code.co_names]
+    return {name: function.__globals__.get(name) for name in names}
+
+
+def _globals_in(function: FunctionType) -> Iterator[str]:
+    """Yield the global names that a function uses. Attributes don't count, even if they have an answer's name."""
+    for code in _codes_in(function.__code__):
+        yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def _functions_of(answer: Any) -> Iterator[FunctionType]:
@@ -67,12 +79,12 @@ def _functions_of(answer: Any) -> Iterator[FunctionType]:
                 yield function
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the global names and attributes used by a function and by any functions nested in it."""
-    yield from code.co_names
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a function's code and that of any functions nested in it."""
+    yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _names_in(inner)
+            yield from _codes_in(inner)
 
 
 def _is_tplabs(value: Any) -> bool:

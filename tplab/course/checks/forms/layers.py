@@ -26,6 +26,8 @@ sizes", because nearly every mistake makes such a statement true or untrue in th
 explain too much.
 """
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +40,7 @@ from torch import Tensor, nn
 from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.forms.statements import Statement, refuses, statements
 from tplab.course.checks.observation import Claim, NotRun, Observed, observe
+from tplab.course.checks.run_answer import called_as
 from tplab.course.checks.trials import OnRanks
 from tplab.course.checks.twins import Twin
 from tplab.runtime import device
@@ -47,6 +50,7 @@ MARKED = "the attribute tensor_parallel says how each parameter is split"
 NO_OTHERS = "the layer has no other parameters"
 OWN_SHARDS = "each parameter keeps only its own shard in memory"
 ZERO = "the bias starts at zero"
+NO_LEAK = "no outputs of earlier calls stay in memory"
 REFUSED = "a size that isn't divisible by p is refused"
 PART = "sizes"  # the section of the table for the last one
 
@@ -129,6 +133,7 @@ class Layer:
     composed:  whether the layer consists of other layers, which initialize their parameters and say how they're split.
                If so, each parameter gets its shard as its own attribute tensor_parallel says, as from a checkpoint,
                which means that a wrong attribute leads to a wrong output. And a bias may start with any values
+    odd:       sizes with which the layer can be built, too, although p doesn't divide the dimension that isn't split
     terms:     as in `OnRanks`, with a `Problem`
     """
 
@@ -143,6 +148,7 @@ class Layer:
     forward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
     backward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
     composed: bool = False
+    odd: tuple[int, ...] = ()
     terms: Callable[[Any, Problem, int], Mapping[str, Sequence[Any]]] = lambda case, problem, size: {}
 
     def trials(self, cases: Sequence[Built], *, refused: tuple[int, ...] = ()) -> list[OnRanks]:
@@ -240,18 +246,32 @@ def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) 
         names = ("out", "dx", *more, *letters, "forward traffic", "backward traffic")
         return seen | dict.fromkeys(names, NotRun("a parameter has another shape"))
     seen |= _state(layer, case, parameters)
+    outs: list[weakref.ref[Tensor]] = []
+
+    def note(module: nn.Module, inputs: Any, out: Any) -> None:
+        outs.extend(weakref.ref(each) for each in as_tuple(out)[:1] if isinstance(each, Tensor))
+
     if case.twin is Twin.BETWEEN:  # a layer with other sizes, in case that something is kept on the class
         build(*(2 * size for size in layer.sizes))
+        built.register_forward_hook(note)
     with torch.no_grad():
         for name, value in (given.weights | _loaded(given.full, parameters, group)).items():
             parameters[name].copy_(value)
     upstream = tuple(None if dy is None else dy.to(device()) for dy in given.upstream)
-    return seen | observe(
+    seen |= observe(
         built,
         upstream if len(upstream) > 1 else upstream[0],
         inputs={name: value.to(device()) for name, value in {"x": given.x, **given.more}.items()},
         parameters={weight.letter: parameters[name] for name, weight in layer.weights.items()},
     )
+    if outs and outs[0]() is not None:
+        gc.collect()  # a cycle may have kept it
+        if outs[0]() is not None:
+            seen[NO_LEAK] = Claim("the output of the first call is still in memory after later calls")
+    if layer.odd and case.twin is None:
+        with called_as(f"{layer.of}{layer.odd}, with an odd size along the dimension that isn't split"):
+            build(*layer.odd)
+    return seen
 
 
 def _loaded(full: Mapping[str, Tensor], parameters: Mapping[str, Any], group: Any) -> dict[str, Tensor]:

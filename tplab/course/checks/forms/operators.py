@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from tplab.course.checks.cases import Case, Place, random_tensor
 from tplab.course.checks.layouts import spread_out
@@ -124,12 +125,14 @@ def draw(x_is_split: bool, out_is_split: bool, dim: int, case: Input, generator:
 
 def run(answer: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> Observed:
     x, upstream = (spread_out(tensor) if case.spread else tensor for tensor in (each.to(device()) for each in given))
+    if not (isinstance(answer, type) and issubclass(answer, Function)):
+        raise TypeError("your answer isn't a subclass of torch.autograd.Function: keep the line `class ...(Function):`")
 
     def apply(x: Tensor) -> Any:
         x = x.exp() if case.exp else x
         return answer.apply(x) + 2 * answer.apply(x) if case.twice else answer.apply(x)
 
-    return observe(apply, None if case.expanded else upstream, inputs={"x": x})
+    return observe(apply, None if case.expanded else upstream, inputs={"x": x}, any_size=-1)
 
 
 def right(forward: Half, backward: Half, dim: int, case: Input, problem: Problem, place: Place) -> Observed:

@@ -20,8 +20,8 @@ from tplab.course.checks.twins import Twin
 from tplab.runtime import device, record
 
 # Two ranks reveal the most about a mistake, and three ranks are the fewest with two different neighbors. An answer that
-# still runs after 20 seconds won't end, because its messages only take milliseconds
-messages_on_ranks = partial(OnRanks, world_sizes=(2, 3, 4, 1))
+# still runs after 30 seconds won't end, because its messages only take milliseconds
+messages_on_ranks = partial(OnRanks, world_sizes=(2, 3, 4, 1), timeout=30.0)
 
 # 1.1: scatter and gather. Messages have to be contiguous, so the tensors always are
 
@@ -370,7 +370,7 @@ def right_step(case: Scene, problem: Training, place: Place) -> Observed:
 def scene(case: Scene) -> OnRanks:
     """Return the trial of one case. Only the first case has twins, which repeat it in float32 and in bfloat16."""
     return OnRanks(
-        cases=[case], draw=draw_training, run=run_step, right=right_step, world_sizes=(2, 4, 1),
+        cases=[case], draw=draw_training, run=run_step, right=right_step, world_sizes=(2, 4, 1), timeout=30.0,
         give=lambda case, problem, place: (problem.weight, problem.gradients[place.index]),
         without=[twin for twin in Twin if case is not SCENES[0] or twin not in twins.ROUNDED],
     )  # fmt: skip

@@ -67,7 +67,7 @@ def terms_of_dx(case: Built, problem: Problem, size: int) -> dict[str, list[Tens
 
 
 COLUMN = Layer(
-    of="ColumnParallelLinear", sizes=(IN, OUT), width=IN, formula=linear,
+    of="ColumnParallelLinear", sizes=(IN, OUT), odd=(IN + 1, OUT), width=IN, formula=linear,
     weights={"weight": Weight("W", (OUT, IN), FIRST), "bias": Weight("b", (OUT,), FIRST)},
     out_split=lambda case: outputs(case, None if gathered(case) else LAST, FIRST),
     forward_traffic=lambda case, x, out: [("all_gather", out.numel())] * gathered(case),
@@ -94,7 +94,7 @@ def partial_sums(case: Built, problem: Problem, size: int) -> dict[str, list[Ten
 
 
 ROW = Layer(
-    of="RowParallelLinear", sizes=(IN, OUT), width=IN, formula=linear,
+    of="RowParallelLinear", sizes=(IN, OUT), odd=(IN, OUT + 1), width=IN, formula=linear,
     weights={"weight": Weight("W", (OUT, IN), Sharding(1)), "bias": Weight("b", (OUT,))},
     x_split=lambda case: LAST if sliced(case) else None,
     out_split=lambda case: outputs(case, None, None),

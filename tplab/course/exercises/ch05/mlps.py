@@ -54,7 +54,8 @@ def mlp(of: str, blocks: int, activation: Callable[[Tensor], Tensor]) -> Layer:
         return {"partial sum plus the bias" if case.bias else "partial sum": [own(index) for index in range(size)]}
 
     layer = Layer(
-        of=of, sizes=(HIDDEN, FFN), width=HIDDEN, formula=formula, composed=True, terms=partial_sums,
+        of=of, sizes=(HIDDEN, FFN), odd=(HIDDEN - 1, FFN), width=HIDDEN, formula=formula, composed=True,
+        terms=partial_sums,
         weights={
             "up.weight": Weight("A", (blocks * FFN, HIDDEN), inner), "up.bias": Weight("a", (blocks * FFN,), inner),
             "down.weight": Weight("B", (HIDDEN, FFN), Sharding(1)), "down.bias": Weight("c", (HIDDEN,)),
