@@ -102,6 +102,7 @@ def observe(
     *,
     inputs: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor | None] | None = None,
+    any_size: int | None = None,
 ) -> Observed:
     """Run the forward and backward passes of the learner's code on this rank, and record everything a check compares.
 
@@ -112,6 +113,8 @@ def observe(
                 expanded tensor of ones. If the output is a tuple, pass one gradient per element, and None for each
                 element that doesn't get a gradient.
     parameters: the parameters whose gradients `observe` records as "d" + name.
+    any_size:   the dimension along which inputs may have any size, or None. One of the extra calls of `Extra.BETWEEN`
+                has inputs that are twice as long along this dimension.
 
     Returns a dictionary with "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and
     "inputs unchanged" (a `Changed` that also covers the parameters and the upstream gradient). Either all ranks run the
@@ -132,12 +135,16 @@ def observe(
             tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
     agreement = side_group()
     if extra is Extra.BETWEEN:
+        if any_size is not None:
+            run(*(_twice_as_long(tensor, any_size) for tensor in leaves.values()))
         run(*map(_other_numbers, leaves.values()))
     evaluated = _evaluate(run, leaves) if extra is Extra.EVALUATION else None
     with record() as forward:
         out = run(*(leaf.view_as(leaf) if evaluated else leaf for leaf in leaves.values()))
     if extra is Extra.BETWEEN:
         run(*map(_other_numbers, leaves.values()))
+        if any_size is not None:
+            run(*(_twice_as_long(tensor, any_size) for tensor in leaves.values()))
     noted: Observed = {
         "out": portable(out) if evaluated is None else evaluated[0],
         "forward traffic": traffic(forward),
@@ -216,6 +223,10 @@ def _other_numbers(tensor: Tensor) -> Tensor:
     if tensor.is_floating_point() and tensor.dim():
         other.data.copy_(tensor.detach().flip(-1) * -0.75)
     return other
+
+
+def _twice_as_long(tensor: Tensor, dim: int) -> Tensor:
+    return _leaf(torch.cat([tensor.detach()] * 2, dim) if tensor.dim() else tensor)
 
 
 def _not_run(watched: Mapping[str, Any], why: str) -> Observed:

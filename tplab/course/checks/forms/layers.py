@@ -127,6 +127,7 @@ class Layer:
     formula:   (case, x, {letter: full weight}) -> the output, or a tuple of outputs. An output may be None. Further
                inputs are among the weights
     more:      (case, generator, width) -> further inputs by name. Every rank has all of them
+    any_size:  the dimension along which the inputs may have any size
     x_split:   (case) -> how the input is split, or None if every rank has all of it
     out_split: (case) -> the same for each output
     forward_traffic, backward_traffic: (case, the full x, the first full output) -> the collectives that are needed
@@ -143,6 +144,7 @@ class Layer:
     weights: Mapping[str, Weight]
     formula: Callable[[Any, Tensor, Mapping[str, Tensor]], Any]
     more: Callable[[Any, torch.Generator, int], Mapping[str, Tensor]] = lambda case, generator, width: {}
+    any_size: int = 0
     x_split: Callable[[Any], Sharding | None] = lambda case: None
     out_split: Callable[[Any], Sequence[Sharding | None]] = lambda case: [None]
     forward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
@@ -263,6 +265,7 @@ def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) 
         upstream if len(upstream) > 1 else upstream[0],
         inputs={name: value.to(device()) for name, value in {"x": given.x, **given.more}.items()},
         parameters={weight.letter: parameters[name] for name, weight in layer.weights.items()},
+        any_size=layer.any_size,
     )
     if outs and outs[0]() is not None:
         gc.collect()  # a cycle may have kept it

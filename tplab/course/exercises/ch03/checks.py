@@ -197,7 +197,7 @@ def draw_block(case: Leading, generator: torch.Generator, size: int) -> Block:
 
 def run_block(answer: Callable[..., Any], case: Leading, given: Block, group: Any) -> Observed:
     inputs = {name: getattr(given, name).to(device()) for name in "xwa"}
-    return observe(answer, given.dz.to(device()), inputs=inputs)
+    return observe(answer, given.dz.to(device()), inputs=inputs, any_size=-1)
 
 
 def right_block(case: Leading, problem: Block, place: Place) -> Observed:

@@ -57,7 +57,7 @@ def fused(heads: int) -> Layer:
     hidden = heads * HEAD_DIM
     rows = Sharding(0, stride=3)
     return Layer(
-        of="ParallelAttention", sizes=(hidden, heads), width=hidden,
+        of="ParallelAttention", sizes=(hidden, heads), width=hidden, any_size=1,
         weights={
             "qkv.weight": Weight("Wqkv", (3 * hidden, hidden), rows, SMALL),
             "qkv.bias": Weight("bqkv", (3 * hidden,), rows), **output_layer(hidden),
@@ -127,7 +127,7 @@ def two_inputs(heads: int) -> Layer:
     hidden = heads * HEAD_DIM
     rows = Sharding(0, stride=2)
     return Layer(
-        of="ParallelCrossAttention", sizes=(hidden, heads), width=hidden, more=memory,
+        of="ParallelCrossAttention", sizes=(hidden, heads), width=hidden, any_size=1, more=memory,
         weights={
             "q.weight": Weight("Wq", (hidden, hidden), FIRST, SMALL), "q.bias": Weight("bq", (hidden,), FIRST),
             "kv.weight": Weight("Wkv", (2 * hidden, hidden), rows, SMALL),
@@ -197,7 +197,7 @@ def multi_query(case: Built, x: Tensor, w: Mapping[str, Tensor]) -> Tensor:
 
 HIDDEN = 8 * HEAD_DIM
 SHARED = Layer(
-    of="MultiQueryAttention", sizes=(HIDDEN, 8), width=HIDDEN,
+    of="MultiQueryAttention", sizes=(HIDDEN, 8), width=HIDDEN, any_size=1,
     weights={
         "q.weight": Weight("Wq", (HIDDEN, HIDDEN), FIRST, SMALL),
         "kv.weight": Weight("Wkv", (2 * HEAD_DIM, HIDDEN), None, SMALL),

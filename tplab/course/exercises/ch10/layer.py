@@ -117,7 +117,7 @@ def run_layer(layer_class: Any, case: Layer, given: Texts, group: Any) -> Observ
     seen = observe(
         partial(layer, **padding, rng=tracker), given.dout.to(device()),
         inputs={name: value.to(device()) for name, value in given.inputs.items()},
-        parameters={name: params.get(name) for name in given.weights},
+        parameters={name: params.get(name) for name in given.weights}, any_size=None if case.padding else 0,
     )  # fmt: skip
     return seen | asked() | {MASKS: masks}
 
