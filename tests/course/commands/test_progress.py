@@ -244,4 +244,5 @@ def test_page_links_to_the_chapters_from_where_the_notebook_lies(root, learner, 
         shown = progress.progress()
         assert re.findall(r'href="([^"]*)"', shown._repr_html_()) == [target, target]
         assert "✓ passed, checked 20" in shown._repr_html_()
+        assert "width: 33%" in shown._repr_html_()
         assert repr(shown).startswith("1 of 3 exercises passed. Next: 90.2.")

@@ -13,10 +13,19 @@ from rich.console import Console
 from rich.text import Text
 
 from tplab.course.commands.exercise_status import ChapterStanding, Standing, standings
-from tplab.course.feedback.verdict import BLUE, RED, box, heading, table
+from tplab.course.feedback.verdict import BLUE, GREEN, RED, box, heading, table
 from tplab.course.grade.terminal import LOOK
 from tplab.course.learn.course_files import add_root, course_of, find_course
 from tplab.course.notebooks.numbering import argument
+
+_BAR = (
+    "display: inline-block; vertical-align: middle; width: 7em; height: 0.6em; margin: 0 0.8em; "
+    "background-color: var(--jp-layout-color3, #bdbdbd);"
+)
+_BUTTON = (
+    "display: inline-block; padding: 0.5em 1.2em; margin: 0.4em 0 0.6em 0; border-radius: 4px; font-weight: 600; "
+    "text-decoration: none; color: white; background-color: #1565c0;"
+)
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -34,10 +43,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def name(chapter: ChapterStanding) -> str:
+    return f"{argument(chapter.number).zfill(2)} {chapter.title}"
+
+
 def chapter_summary(chapter: ChapterStanding) -> str:
-    """Return a chapter's heading and its counts: "04 Parallel linear layers: 2 of 4 passed"."""
-    name = f"{argument(chapter.number).zfill(2)} {chapter.title}"
-    return f"{name}: {chapter.passed} of {len(chapter.exercises)} passed"
+    """Return a chapter's counts in words: "2 of 4 passed"."""
+    return f"{chapter.passed} of {len(chapter.exercises)} passed"
 
 
 def summary(chapters: list[ChapterStanding]) -> str:
@@ -57,7 +69,7 @@ def as_text(chapters: list[ChapterStanding]) -> Text:
     """Return the progress as colored text."""
     lines = [Text(summary(chapters), style="bold")]
     for chapter in chapters:
-        lines.append(Text(chapter_summary(chapter), style="bold"))
+        lines.append(Text(f"{name(chapter)}: {chapter_summary(chapter)}", style="bold"))
         if chapter.problem:
             lines.append(Text(f"   {chapter.problem}", style="red"))
         for one in chapter.exercises if is_unfolded(chapter, chapters) else ():
@@ -77,20 +89,23 @@ class ProgressPage:
 
     def _repr_html_(self) -> str:
         following = next((one for one in self.chapters if one.following and not one.problem), None)
-        button = self._link(following, f"Open {following.title} →") if following else ""
+        button = self._link(following, f"Open {following.title} →", _BUTTON) if following else ""
         return box(BLUE, heading(summary(self.chapters)), button, *map(self._chapter, self.chapters))
 
-    def _link(self, chapter: ChapterStanding, text: str) -> str:
+    def _link(self, chapter: ChapterStanding, text: str, style: str) -> str:
         path = os.path.relpath(chapter.path, self.folder).replace(os.sep, "/")
-        return f'<a href="{escape(quote(path))}">{escape(text)}</a>'
+        return f'<a style="{style}" href="{escape(quote(path))}">{escape(text)}</a>'
 
     def _chapter(self, chapter: ChapterStanding) -> str:
-        """Return the HTML for a chapter: a line that unfolds to show the exercises."""
+        """Return the HTML for a chapter: a line with a bar, which unfolds to show the exercises."""
         rows = [(one.number, one.title, f"{LOOK[one.status][0]} {_told(one)}") for one in chapter.exercises]
         opened = " open" if is_unfolded(chapter, self.chapters) else ""
         problem = f'<div style="color: {RED};">{escape(chapter.problem)}</div>' if chapter.problem else ""
-        line = f"<summary>{self._link(chapter, chapter_summary(chapter))}</summary>"
-        return f"<details{opened}>{line}{problem}{table(rows)}</details>"
+        width = f"{100 * chapter.passed / max(1, len(chapter.exercises)):.0f}%"
+        filled = f'<span style="display: block; width: {width}; height: 100%; background-color: {GREEN};"></span>'
+        link = self._link(chapter, name(chapter), "display: inline-block; width: 22em;")
+        line = f'{link}<span style="{_BAR}">{filled}</span>{chapter_summary(chapter)}'
+        return f"<details{opened}><summary>{line}</summary>{problem}{table(rows)}</details>"
 
 
 def _told(exercise: Standing) -> str:
