@@ -75,7 +75,7 @@ def test_start_check_hint_solution_update_and_lab_work_without_the_repository(in
     shipped = "from tplab.course.learn.given_code import TEMPLATES; print(*(path.name for path in TEMPLATES.glob('*')))"
     listed = installed.run("python", "-c", shipped).stdout.split()
     assert {"adapters.py", "blocks.py", "demo.py", "train.py"} <= {*listed}
-    assert installed.run("tplab", "progress", "2", folder="my_course").stdout.startswith("1 of 4 exercises passed")
+    assert installed.run("tplab", "progress", folder="my_course").stdout.startswith("1 of 75 exercises passed")
     assert "hint 1 of 3" in installed.run("tplab", "hint", "2.2").stdout
     assert "Exercise 2.2" in installed.run("tplab", "solution", "2.2", "--yes").stdout
     assert "up to date" in installed.run("tplab", "update").stdout
