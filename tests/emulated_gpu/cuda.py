@@ -148,7 +148,9 @@ def _streams(extension: ModuleType, messages: Messages) -> None:
     cuda.current_stream = cuda.default_stream = lambda *_, **__: Stream()
     cuda.set_stream = lambda stream: None
     cuda.stream = lambda stream: contextlib.nullcontext()
-    cuda.synchronize = torch.accelerator.synchronize = lambda *_, **__: messages.finish_all()
+    cuda.synchronize = lambda *_, **__: messages.finish_all()
+    # another function, because torch's compiler knows each of the two by its identity
+    torch.accelerator.synchronize = lambda *_, **__: messages.finish_all()  # type: ignore[assignment]
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign, assignment]
 
 
