@@ -1,22 +1,30 @@
 """A chapter of our own, number 90, for tests of the machinery. A file may have a `root` of its own."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.course import tiny
-from tplab.course.checks import predictions
+from tplab.course.checks import exercises, predictions, trials
 
 
 @pytest.fixture
-def chapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """An empty `tplab.course.exercises.ch90`; put PREDICTIONS into it."""
+def chapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """An empty `tplab.course.exercises.ch90`; put PREDICTIONS into it.
+
+    The exercises of one test are forgotten before the next.
+    """
     module = ModuleType("tplab.course.exercises.ch90")
     monkeypatch.setitem(sys.modules, "tplab.course.exercises.ch90", module)
     monkeypatch.setattr(predictions, "_tried", {})
-    return module
+    monkeypatch.setattr(exercises, "_failed", {})
+    registered = dict(trials.EXERCISES)
+    yield module
+    trials.EXERCISES.clear()
+    trials.EXERCISES.update(registered)
 
 
 @pytest.fixture
