@@ -202,6 +202,8 @@ def every_way() -> dict[str, Any]:
         with tplab.record() as section:
             program()
         found[name] = sorted((c.kind, c.numel) for c in section)
+        if name == "compiled":
+            found["ended"] = [c.end is not None for c in section]
     found["where"] = section[0].where
     with tplab.record() as outer:
         dist.all_reduce(torch.ones(2))
@@ -229,6 +231,7 @@ def test_every_way_to_communicate_is_recorded_once_with_the_callers_line_and_wha
         sums = [call for call in found["DTensor"] if call[0] == "all_reduce"]  # besides what distributes the weights
         assert sums == [("all_reduce", 8)] * 2  # one forward, one backward, b*h elements each
         assert found["compiled"] == found["compiled again"] == [("all_reduce", 3)]  # when it runs, not when it's traced
+        assert found["ended"] == [True], "the graph has waited for it"
         assert found["batched"] == [("recv", 2), ("send", 2)]
         file, line, function = found["where"].rsplit(":", 2)
         assert (file, function) == (__file__, "backward")

@@ -5,7 +5,8 @@ devices     chooses the backend, and the GPU that each rank computes on, if any
 transport   passes tensors, functions and calls by value from one process to another
 forkserver  the process that has already imported torch and forks the ranks
 rank        the code that runs in a rank's process
-hooks       wraps the methods and operators of torch.distributed so that they call the recorder
+hooks       wraps the methods of torch.distributed so that they call the recorder
+functional_hooks  the same for functional collectives, which call operators instead
 carriers    lets a slow link or a check decide when a message or collective is completed
 recorder    records every collective before it starts
 naming      describes a collective as text and finds the line that calls it

@@ -3,11 +3,9 @@
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
 Every function of torch.distributed eventually calls a Python method of `ProcessGroup`, so we wrap these methods.
-Functional collectives, which DTensor and torch.compile use, call operators instead. For each operator, we register a
-kernel under the backend's dispatch key, which records the collective and then calls torch's kernel. Calls in which
-ranks wait for each other without sending tensors, such as new_group, aren't recorded, but shown on the board, the
-shared memory in which ranks announce what they're doing (see `board`). Collectives that torch starts from C++, as in
-DDP's reducer, are invisible to us.
+Functional collectives call operators instead (see `functional_hooks`). Calls in which ranks wait for each other without
+sending tensors, such as new_group, aren't recorded, but shown on the board, the shared memory in which ranks announce
+what they're doing (see `board`). Collectives that torch starts from C++, as in DDP's reducer, are invisible to us.
 """
 
 import threading
@@ -22,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import carriers, shared_memory
+from tplab.runtime import carriers, functional_hooks, shared_memory
 from tplab.runtime.diagnosis import NEW_GROUP
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Entered, Recorder
@@ -275,59 +273,6 @@ def _wrap_get_future(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_future
 
 
-# Functional collectives: _c10d_functional.all_reduce ─▶ [recorder] ─▶ torch's kernel ─▶ gloo or NCCL
-
-_FUNCTIONAL = {  # operator: kind of collective
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_reduce_coalesced_": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
-    "broadcast_": "broadcast",
-}
-
-
-def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the kernel of a functional operator that torch registered for all backends."""
-    return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-
-
-def _wrap_functional(name: str) -> Callable[..., Any]:
-    kind = _FUNCTIONAL[name]
-    operator = getattr(torch.ops._c10d_functional, name).default
-    names = [argument.name for argument in operator._schema.arguments]
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        recorder = _recorder()
-        if recorder is None:
-            return _torchs_own(operator, *args, **kwargs)
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        group = distributed_c10d._resolve_process_group(given["group_name"])
-        if carriers.active is not None:
-            carriers.active.passes_by(kind)
-        op = given["reduce_op"].lower() if "reduce_op" in given else None
-        entered = recorder.enter_collective(group, kind, flat(args[0]), op, given.get("src"))
-        outputs = _torchs_own(operator, *args, **kwargs)  # it calls the backend from C++
-        recorder.functional_started(entered, flat(outputs))
-        return outputs
-
-    return kernel
-
-
-def _wait_tensor(tensor: Tensor) -> Tensor:
-    operator, recorder = torch.ops._c10d_functional.wait_tensor.default, _recorder()
-    entered = recorder.of_functional(tensor) if recorder is not None else None
-    if recorder is None or entered is None:
-        return _torchs_own(operator, tensor)
-    return recorder.wait_for(entered, lambda: _torchs_own(operator, tensor))
-
-
 # Calls in which ranks wait for each other without sending tensors. All ranks must create the same groups in the same
 # order, so the recorder compares these calls between ranks, as it does for collectives.
 
@@ -401,14 +346,15 @@ def _refuse_foreign_group(function_name: str) -> None:
     )
 
 
-_library: torch.library.Library | None = None  # deleting it would unregister its kernels
+_installed = False
 
 
 def install() -> None:
     """Install the wrappers, once per process. Until a recorder is active, they only forward calls."""
-    global _library
-    if _library is not None:
+    global _installed
+    if _installed:
         return
+    _installed = True
     for name in _METHODS:
         if hasattr(ProcessGroup, name):  # some exist only in newer versions of torch
             setattr(ProcessGroup, name, _wrap_collective(name))
@@ -423,9 +369,4 @@ def install() -> None:
     distributed_c10d._new_group_with_tag = _wrap_new_group(distributed_c10d._new_group_with_tag)
     for name in ("monitored_barrier", "split_group"):
         setattr(ProcessGroup, name, _wrap_joint_call(name))
-    _library = torch.library.Library("_c10d_functional", "IMPL")
-    for key in ("CPU", "CUDA"):
-        for name in _FUNCTIONAL:
-            if hasattr(torch.ops._c10d_functional, name):  # some exist only in newer versions of torch
-                _library.impl(name, _wrap_functional(name), key)
-        _library.impl("wait_tensor", _wait_tensor, key)
+    functional_hooks.install(_recorder)
