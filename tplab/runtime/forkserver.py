@@ -269,11 +269,10 @@ class _Ranks:
         """Reap the child processes that have ended, and report the exit status of those that were ranks."""
         with contextlib.suppress(ChildProcessError):  # when there are no children
             while True:
+                _end_children_of_next()
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)  # the processes that the rank started
                 if pid in self._status_pipes:
                     pipe = self._status_pipes.pop(pid)
                     with contextlib.suppress(BrokenPipeError):
@@ -301,3 +300,12 @@ def _children() -> set[int]:
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
         return {int(pid) for pid in file.read().split()}
     return set()
+
+
+def _end_children_of_next() -> None:
+    """Kill the processes that the next ended rank started. Before that rank is reaped, its id can't be reused."""
+    if hasattr(os, "waitid"):  # available on macOS since Python 3.13; in older versions, the parent cleans up
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(ended.si_pid, signal.SIGKILL)
