@@ -41,7 +41,8 @@ SPECIFICATION = [
     Spec(COLUMN, {},                                        True,  False, (),                         ("sum x",)),
     Spec(COLUMN, {"stride": 2, **NO_BIAS},                  True,  False, (),                         ("sum x",)),
     Spec(COLUMN, GATHERED,                                  True,  True,  ("gather y",),              ("sum x",)),
-    Spec(COLUMN, {"stride": 3, **GATHERED},                 True,  True,  ("gather y",),              ("sum x",)),
+    Spec(COLUMN, {"stride": 3, **GATHERED, **APART},        True,  True,  ("gather y", "gather b"),   ("sum x",)),
+    Spec(COLUMN, APART,                                     True,  False, (),                         ("sum x",)),
     Spec(COLUMN, OVERLAP,                                   True,  False, (),                         ("sum x",)),
     Spec(COLUMN, {**OVERLAP, **NO_BIAS},                    True,  False, (),                         ("sum x",)),
     Spec(COLUMN, {**OVERLAP, "stride": 2, **GATHERED},      True,  True,  ("gather y",),              ("sum x",)),
@@ -69,7 +70,7 @@ class Run(NamedTuple):
 
     def traffic(self, names: tuple) -> list[tuple]:
         rows = torch.Size(self.batch_shape).numel()
-        bytes_of = {name: 8 * n for name, n in (("x", rows * IN), ("y", rows * OUT))}
+        bytes_of = {name: 8 * n for name, n in (("x", rows * IN), ("y", rows * OUT), ("b", OUT))}
         calls = {"sum": ("all_reduce", "sum"), "gather": ("all_gather", None)}
         return [(*calls[call], bytes_of[tensor]) for call, tensor in (name.split() for name in names)]
 

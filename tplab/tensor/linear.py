@@ -66,6 +66,7 @@ class _ParallelLinear(ShardedModule):
         bias: bool,
         dim: int,
         *,
+        skip_bias_add: bool,
         stride: int,
         region: Region = TENSOR_PARALLEL,
         init_method: InitMethod | None = None,
@@ -75,7 +76,8 @@ class _ParallelLinear(ShardedModule):
     ) -> None:
         super().__init__(group)
         self.in_features, self.out_features, self.stride = in_features, out_features, stride
-        self.region, self.init_method = region, init_method
+        self.skip_bias_add, self.region = skip_bias_add, region
+        self.init_method = init_method
         shape = [out_features, in_features]
         shape[dim] = self._shard_length(("out_features", "in_features")[dim], shape[dim])
         weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -93,6 +95,14 @@ class _ParallelLinear(ShardedModule):
         """Reinitialize the parameters as `nn.Linear` does, or the weight with `init_method` and the bias with zeros."""
         init_linear(self.weight, self.bias, self.init_method, self.group)
 
+    def _bias_to_add(self) -> Tensor | None:
+        """Return a copy of the bias that the caller has to add, or None if there is nothing to add.
+
+        ZeRO-3 frees a unit's parameters when its forward ends. If the unit is smaller than the caller, the parameter
+        itself would be freed memory by the time the caller adds it.
+        """
+        return self.bias.clone() if self.skip_bias_add and self.bias is not None else None
+
     def _shard_length(self, name: str, size: int) -> int:
         if self.stride < 1 or size % self.stride:
             raise ValueError(f"{name}={size} can't be cut into stride={self.stride} equal blocks")
@@ -105,6 +115,7 @@ class ColumnParallelLinear(_ParallelLinear):
     """Y = X A + b with A split by columns. Maps x [.., in] (replicated) to this rank's columns of y, [.., out/p].
 
     gather_output           return the full y [.., out] on every rank, with one all-gather
+    skip_bias_add           return (y without bias, a copy of bias), so that the caller can add the bias later
     stride                  A consists of `stride` matrices side by side, each of which is split
     async_grad_allreduce    in backward, overlap the all-reduce of dX with the computation of dW. The layer is then not
                             twice differentiable, and under autocast dX is summed in the lower precision. torch.compile
@@ -121,26 +132,33 @@ class ColumnParallelLinear(_ParallelLinear):
         bias: bool = True,
         *,
         gather_output: bool = False,
+        skip_bias_add: bool = False,
         stride: int = 1,
         async_grad_allreduce: bool = False,
         **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(in_features, out_features, bias, 0, stride=stride, **options)
+        super().__init__(in_features, out_features, bias, 0, skip_bias_add=skip_bias_add, stride=stride, **options)
         self.gather_output = gather_output
         self.async_grad_allreduce = async_grad_allreduce
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x {list(x.shape)} should be [.., {self.in_features}]: each rank needs all of x")
-        y = self.region.column_linear(x, self.weight, self.bias, self.group, self.async_grad_allreduce)  # [.., out/p]
-        return gather_from_region(y, self.group, stride=self.stride) if self.gather_output else y  # [.., out]
+        added: Tensor | None = None if self.skip_bias_add else self.bias
+        y = self.region.column_linear(x, self.weight, added, self.group, self.async_grad_allreduce)  # [.., out/p]
+        bias = self._bias_to_add()
+        if self.gather_output:
+            y = gather_from_region(y, self.group, stride=self.stride)  # [.., out]
+            if bias is not None:
+                bias = gather_from_region(bias, self.group, stride=self.stride)  # [out], to match y
+        return (y, bias) if self.skip_bias_add else y
 
 
 class RowParallelLinear(_ParallelLinear):
     """Y = X A + b with A split by rows. Maps this rank's columns of x, [.., in/p], to the full y [.., out], replicated.
 
     input_is_parallel             False: x [.., in] is replicated, and each rank takes its own slice
-    skip_bias_add                 return (y without bias, a copy of bias), so that the caller can add the bias later
+    skip_bias_add                 return (y without bias, a copy of bias)
     stride                        A consists of `stride` matrices stacked vertically, each of which is split, like x
     options                       see `LayerOptions`
 
@@ -158,8 +176,8 @@ class RowParallelLinear(_ParallelLinear):
         stride: int = 1,
         **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(in_features, out_features, bias, 1, stride=stride, **options)
-        self.input_is_parallel, self.skip_bias_add = input_is_parallel, skip_bias_add
+        super().__init__(in_features, out_features, bias, 1, skip_bias_add=skip_bias_add, stride=stride, **options)
+        self.input_is_parallel = input_is_parallel
 
     def forward(self, x: Tensor) -> Any:
         expected = self.in_features // (self.world_size if self.input_is_parallel else 1)
@@ -175,5 +193,4 @@ class RowParallelLinear(_ParallelLinear):
         y = self.region.leave(F.linear(x, self.weight, added if alone else None), self.group)  # [.., out]
         if added is not None and not alone:
             y = y + added.to(y.dtype)
-        # a copy, because ZeRO-3 frees a small unit's parameters before the caller adds the bias
-        return (y, None if self.bias is None else self.bias.clone()) if self.skip_bias_add else y
+        return (y, self._bias_to_add()) if self.skip_bias_add else y
