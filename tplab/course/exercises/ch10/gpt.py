@@ -148,6 +148,7 @@ def right_model(case: Model, full: Batch, place: Place) -> Observed:
 
 
 UNROUNDED = "the final norm reads the stream before it's rounded"
+DROPPED = "the first layer reads the stream before it's rounded"
 
 
 @dataclass(frozen=True)
@@ -159,15 +160,20 @@ class Float32Stream(Case):
 
 
 def run_dtypes(gpt_class: Any, case: Float32Stream, given: Any, group: Any) -> Observed:
-    model = gpt_class(CONFIG, StandIn, float32_residual=case.switch, device=device(), dtype=torch.bfloat16)
-    normed: list[torch.dtype] = []
+    config = replace(CONFIG, dropout=RATE)
+    model = gpt_class(config, StandIn, float32_residual=case.switch, device=device(), dtype=torch.bfloat16)
+    normed, entering = list[torch.dtype](), list[Tensor]()
+    model.layers[0].register_forward_pre_hook(lambda _, given: entering.append(given[0].detach()))
     model.final_norm.register_forward_pre_hook(lambda _, given: normed.append(given[0].dtype))
     logits = model(torch.zeros(BATCH, LENGTH, dtype=torch.int64, device=device()))
     streams = [str(call["dtype"]) for layer in model.layers for call in layer.given]
     rounded = case.switch and torch.bfloat16 in normed
+    # dropout divides by 1 - RATE, and hardly any quotient is a bfloat16 number
+    late = case.switch and any(x.dtype == torch.float32 and x.equal(x.bfloat16().float()) for x in entering)
     return {
         "dtypes of the stream in each layer": streams,
         UNROUNDED: Claim("it got bfloat16, although the stream is in float32" if rounded else ""),
+        DROPPED: Claim("the first layer got numbers that were rounded to bfloat16" if late else ""),
         "dtype of the logits": str(getattr(logits, "dtype", None)),
     }
 

@@ -21,9 +21,10 @@ SIZES = {"W1": (6, 4), "b1": (6,), "W2": (5, 6), "b2": (5,), "W3": (2, 5), "b3":
 OTHER_ORDER = ("W3", "b3", "W1", "b1", "W2", "b2")  # not the layers' order, so the last layer's gradients come early
 NO_WAIT = "the backward pass waits for no all-reduce"
 ONLY_A_NUMBER = "finish sends no gradient"
+ONE_NUMBER = "finish sends a single message besides the buckets"
 COUNTS = "the number of tokens is sent in a dtype that can hold it"
 NO_LEAK = "no tensors pile up in memory from step to step"
-HOLDS = {"float16": 2048, "bfloat16": 256}  # these dtypes hold every integer up to this one
+HOLDS = {"float16": 2048, "bfloat16": 256, "int16": 32767, "uint8": 255, "int8": 127}  # every integer up to this one
 STEPS = 5  # for counting tensors
 
 Weights = dict[str, Tensor]
@@ -160,12 +161,13 @@ def one_step(model: Net, parallel: Any, x: Tensor, between: Callable[[], None] |
     later = [call for call in list(whole)[entered + len(others) :] if len(call.group) > 1]
     large = [call for call in later if call.numel > len(call.group)]
     rounded = [call.dtype for call in later if call.numel <= len(call.group) and call.dtype in HOLDS]
-    too_few = [f"it's sent in {dtype}, which rounds integers above {HOLDS[dtype]}" for dtype in rounded]
+    too_few = [f"it's sent in {dtype}, which can't hold every integer above {HOLDS[dtype]}" for dtype in rounded]
     return {
         **{f"d{name}": portable(param.grad) for name, param in params.items()},
         "backward traffic": traffic(list(whole)[:entered]),
         NO_WAIT: Claim(f"{len(early)} had been waited for when it ended" if early else ""),
         ONLY_A_NUMBER: Claim(f"it sends {large[0].kind} of {large[0].numel} elements" if large else ""),
+        ONE_NUMBER: Claim(f"it sends {len(later)} messages" if len(later) > 1 and not large else ""),
         COUNTS: Claim(too_few[0] if too_few else ""),
         "inputs unchanged": before.changed(),
     }
