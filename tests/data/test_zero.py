@@ -294,7 +294,7 @@ class OfDeclared(Declared):
 def test_a_parameter_that_is_given_twice_is_refused():
     model = Net()
     twice = [*model.parameters(), model.last.bias]
-    with pytest.raises(ValueError, match=rf"1 of {len(twice)} parameters of a group are in it already"):
+    with pytest.raises(ValueError, match=rf"1 of {len(twice)} parameters are in their group more than once"):
         ZeRO1(twice, torch.optim.SGD, lr=0.1)
 
 

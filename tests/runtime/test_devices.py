@@ -84,8 +84,8 @@ NONE = "there is no GPU"
 TORCHRUN = {  # GPUs on this rank's machine, what keeps the other rank from using NCCL: backend, what rank 0 says
     "enough GPUs everywhere": (2, "", "nccl", ""),
     "no GPU anywhere": (0, NONE, "gloo", ""),
-    "none on the other machine": (8, NONE, "gloo", f"because of rank 1: {NONE}"),
-    "the same on both": (1, torchrun._obstacle(1, 2), "gloo", "because of ranks 0, 1: 2 were started on their machine"),
+    "none on the other machine": (8, NONE, "gloo", f"rank 1: {NONE}"),
+    "the same on both": (1, torchrun._obstacle(1, 2), "gloo", "ranks 0, 1: 2 were started on their machine"),
     "different ones": (1, NONE, "gloo", f"--gpu-bind); rank 1: {NONE}"),
 }
 
@@ -119,5 +119,5 @@ def test_under_torchrun_all_ranks_agree_on_a_backend(
     assert bool(says) == bool(said)
     monkeypatch.setenv("TPLAB_BACKEND", "nccl")
     if backend == "gloo":
-        with pytest.raises(ValueError, match="TPLAB_BACKEND is nccl, but not every rank has its own GPU"):
+        with pytest.raises(ValueError, match="TPLAB_BACKEND is nccl, but not every rank has a GPU"):
             start_both("2")

@@ -128,7 +128,7 @@ def test_a_saved_state_goes_on_where_it_was_and_is_no_part_of_the_tracker():
     for own in tracker.state_dict().values():  # as torch.distributed.checkpoint writes into what it is given
         own["cpu"].zero_()
     assert_same(_go_on(tracker)[1], drawn(SEED + 2718, 4)[2:])
-    with pytest.raises(ValueError, match=r"are \['replicated', 'sharded'\], but these are \['sharded'\]"):
+    with pytest.raises(ValueError, match=r"has the random states \['replicated', 'sharded'\], but got \['sharded'\]"):
         tracker.load_state_dict({"sharded": state["sharded"]})
 
 

@@ -91,7 +91,7 @@ class Timing(Generic[Name]):
         return lanes
 
     def waits(self, rank: int = 0, lane: str = "compute") -> list[Span[Name]]:
-        """Return when a lane stood still, each time with the operation that it waited to start."""
+        """Return the intervals in which a lane was idle, each with the operation that came next."""
         found, free = [], 0.0
         for span in self.lanes.get((rank, lane), []):
             if span.start > free:

@@ -177,7 +177,7 @@ def score_time(config: GPTConfig, machine: Machine, tokens: int, tp: int) -> tup
 
 
 def _hidden(machine: Machine, communication: float, product: float) -> float:
-    """Return the time in seconds that is saved if a message runs beside a matmul, which is the shorter of their times.
+    """Return the seconds that overlapping a message with a matmul saves, which is the shorter of their times.
 
     Contention is subtracted from the communication's time, because it makes the matmul slower.
     """

@@ -110,8 +110,9 @@ _HOPPER_SWITCH, _BLACKWELL_SWITCH = 0.85, 0.74
 
 
 def _nvlink(links: int, gigabytes: float, switch: float = 0.0) -> Link:
-    """Return a GPU's NVLinks, of which NCCL's rings reach so many GB/s each (NVIDIA/nccl, src/graph/topo.h).
+    """Return the link that a GPU's `links` NVLinks form together (NVIDIA/nccl, src/graph/topo.h).
 
+    gigabytes the GB/s that NCCL's rings reach over each of them
     switch    the share of their bandwidth that sums in the switch reach (src/graph/tuning.cc, nvlsEfficiency), or 0
     """
     bandwidth = links * gigabytes * GB

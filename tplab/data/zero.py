@@ -311,5 +311,5 @@ def as_groups(parameters: Parameters) -> list[dict[str, Any]]:
     groups = Optimizer(parameters, {}).param_groups
     for group in groups:
         if (repeated := len(group["params"]) - len(set(group["params"]))) > 0:
-            raise ValueError(f"{repeated} of {len(group['params'])} parameters of a group are in it already")
+            raise ValueError(f"{repeated} of {len(group['params'])} parameters are in their group more than once")
     return [{name: value for name, value in group.items() if name != "param_names"} for group in groups]

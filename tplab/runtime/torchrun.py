@@ -98,7 +98,7 @@ def _init_process_group() -> None:
     ranks_with = {why: [who for who, its in enumerate(obstacles) if its == why] for why in obstacles if why}
     reasons = "; ".join(f"{rank_names(ranks)}: {why}" for why, ranks in ranks_with.items())
     if reasons and os.environ.get(VARIABLE) == "nccl":
-        raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU, because of {reasons}")
+        raise ValueError(f"{VARIABLE} is nccl, but not every rank has a GPU of its own: {reasons}")
     set_default_timeout(LOST_AFTER)
     device = None if reasons else torch.device("cuda", local_rank())
     if device is not None:
@@ -108,7 +108,8 @@ def _init_process_group() -> None:
         backend, store=store, rank=rank, world_size=world_size, timeout=LOST_AFTER, device_id=device
     )  # fmt: skip
     if rank == 0 and reasons and set(obstacles) != {_NO_GPU}:
-        print(f"tplab: all ranks compute on the CPU, over gloo, because of {reasons}", file=sys.stderr)
+        told = "all ranks compute on the CPU and communicate with gloo, because not every rank has a GPU of its own"
+        print(f"tplab: {told}: {reasons}", file=sys.stderr)
 
 
 def exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:

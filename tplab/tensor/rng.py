@@ -134,7 +134,7 @@ class RNGTracker:
         if self._current is not None:
             raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
         if states.keys() != self._seeds.keys():
-            raise ValueError(f"the random states are {sorted(self._seeds)}, but these are {sorted(states)}")
+            raise ValueError(f"this tracker has the random states {sorted(self._seeds)}, but got {sorted(states)}")
         for name, state in states.items():
             self._keep(name, dict(state))
 

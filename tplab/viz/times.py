@@ -19,7 +19,8 @@ def times(
     *,
     title: str,
 ) -> Picture:
-    """Plot seconds over bytes. Every line is labeled at its right end. Lines without measured points are thin and gray.
+    """Plot times against message sizes. Every line is labeled at its right end. Lines without measured points are
+    thin and gray.
 
     lines:  by name, a function from bytes to seconds, such as `Link.seconds`
     points: by name, measured (bytes, seconds), in the color of the line of the same name

@@ -46,7 +46,7 @@ def test_its_numbers_are_those_of_the_log_and_those_measured(page: Page):
     last = losses(SETTINGS.steps)[-1]
     assert f"{last + 0.1:.2f}" in page.text
     assert f"{SETTINGS.tokens_per_step / 0.11:,.0f}" in page.text
-    assert "30% of the time" in page.text  # rank 1's share of communication
+    assert "30% of its time" in page.text  # rank 1's share of communication
     assert "1 rank, measured190 ms" in page.text
     assert "A step on 2 ranks takes 0.58 times as long as on 1 rank." in page.text  # 0.1105 / 0.19
     assert "The losses agree: they differ by at most 3e-07" in page.text  # 30 steps, 1e-8 more each

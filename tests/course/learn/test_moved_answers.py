@@ -109,7 +109,7 @@ def unshard(x):
     made.add("02_old", notebook(e2_2=stub("2.2", "def shard(x)", "def unshard(x)")), notebook(e2_2=written),
              notebook(e2_2=stub("2.2", "def other(y)")))  # fmt: skip
     made.add("00_start", None, None, notebook(eS_1=stub("S.1", "def unshard(x)", "def shard(x)")))
-    assert made.update() == ["Exercise S.1 in 00_start.ipynb has what you wrote in 2.2 now."]
+    assert made.update() == ["Exercise S.1 in 00_start.ipynb now has your answer to 2.2."]
     assert made.cell("00_start", "S.1") == written
     assert made.cell("02_old", "2.2") == stub("2.2", "def other(y)")
     assert len(made.cells("02_old")) == 1
@@ -134,7 +134,7 @@ def answer(head: str) -> str:
 
 
 SHARDS = {"e2_1": stub("2.1", "def shard(x)"), "e4_3": stub("4.3", "def shard(x)")}
-MOVED = "Exercise {} in 02_page.ipynb has what you wrote in {} now."
+MOVED = "Exercise {} in 02_page.ipynb now has your answer to {}."
 
 
 @pytest.mark.parametrize(

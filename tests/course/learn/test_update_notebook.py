@@ -139,4 +139,4 @@ def test_an_edited_check_is_followed_by_the_learners(old, new):
     assert merged.cells[place] == tiny.Learner(new).cell("check-90-1")
     assert "# mine" in merged.cells[place + 1]["source"]
     assert changes.beside == ["check-90-1"]
-    assert "your version below: 1." in str(changes)
+    assert "1 place" in str(changes)

@@ -216,7 +216,7 @@ def _scaling(run: Run, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def tables(run: Run) -> Iterator[str]:
     if run.communication:
-        yield html.paragraph(f"{run.communication:.0%} of the time, the rank that waits most is in a collective.")
+        yield html.paragraph(f"The rank that waits most spends {run.communication:.0%} of its time in collectives.")
     if made := run.start["plan"]:
         parts = [(f"time: {name}", duration(value)) for name, value in made["seconds"].items() if value]
         parts += [(f"memory: {name}", size(value)) for name, value in made["memory"].items() if value]

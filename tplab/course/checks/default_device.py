@@ -174,5 +174,5 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether this is a tensor, and no wrapper without memory of its own, as functional collectives return."""
+    """Return whether this is a tensor with memory of its own, and not a wrapper from a functional collective."""
     return type(value) in (Tensor, nn.Parameter)

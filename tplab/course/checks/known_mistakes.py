@@ -93,7 +93,7 @@ def _asked_alone(number: str, answer: Mistake, seed: int, trials: Sequence[OnRan
 
 
 def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -> dict[str, str]:
-    """Return {mistake: question} for the mistakes of a table that run to their end, or for some of them."""
+    """Return {mistake: question} for a table's mistakes, or for those that ran before one of them ended the launch."""
     mistakes = {mistake.name: reference_answers(number, mistake.of) for mistake in own.mistakes if not mistake.fails}
     asked: dict[str, str] = {}
     on_the_cpu: set[str] = set()

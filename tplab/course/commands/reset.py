@@ -28,11 +28,11 @@ RELOAD = "Is it open in JupyterLab? Then: File, Reload Notebook from Disk."
 
 
 def agreed(question: str, yes: bool, console: Console) -> bool:
-    """Ask `question` and return whether the answer is yes. `yes` skips asking it. Raises Misuse without a terminal."""
+    """Ask `question` and return whether the answer is yes. If `yes`, don't ask. Raises Misuse without a terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise Misuse(f"{question} Nobody is here to answer: add --yes.")
+        raise Misuse(f"{question} There's no terminal to ask in, so add --yes.")
     return Confirm.ask(Text(question, style="bold"), console=console, default=False)
 
 

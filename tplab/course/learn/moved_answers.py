@@ -99,7 +99,7 @@ def fill_in(notebook: dict, blank: dict, moves: Moves, file: str) -> list[str]:
     told = []
     for number, (source, was) in moves.filled.items():
         if number in stubs and put_answer(notebook, number, source, stubs[number]):
-            told.append(f"Exercise {number} in {file} has what you wrote in {' and '.join(was)} now.")
+            told.append(f"Exercise {number} in {file} now has your answer to {' and '.join(was)}.")
     return told
 
 

@@ -191,8 +191,8 @@ def _refuse_what_needs_a_notebook(one: Statement) -> None:
     if awaits or ipython_lines(one.node):
         line = next(line for line in one.text.split("\n") if re.search(r"\b(get_ipython|await|async)\b", line))
         raise SyntaxError(
-            f"it needs `{shorten(line, 80)}`, which only works in a notebook. (This is what Python makes of magics and "
-            "shell commands.) Write this line in plain Python, and check the exercise again."
+            f"it needs `{shorten(line, 80)}`, which only works in a notebook. (IPython translates magics and "
+            "shell commands into such lines.) Write this line in plain Python, and check the exercise again."
         )
 
 

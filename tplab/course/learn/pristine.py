@@ -21,7 +21,7 @@ def first_state(files: ChapterFiles) -> str:
         raise Misuse(f"{files.source} can't be read: {error}. Bring the course up to date: git pull") from error
     ids = [cell.id for cell in skeleton(source, blank=True).cells]
     if solution is None or [cell.id for cell in solution.cells] != ids:
-        raise Misuse(f"solutions/{files.stem}.ipynb is not what its source says. Run `make notebooks`")
+        raise Misuse(f"solutions/{files.stem}.ipynb doesn't fit its source. Run `make notebooks`")
     return to_text(blank_chapter(source, solution))
 
 

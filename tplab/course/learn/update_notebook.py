@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
+from tplab.common.units import count
 from tplab.course.feedback.verdict import names
 from tplab.course.grade.answers import find_cells
 from tplab.course.notebooks.cells import Cell, parse_cells
@@ -45,7 +46,7 @@ class Changes:
         if self.new_task:
             told.append(f"The given lines of {names(self.new_task)} changed: compare yours with chapters/")
         if self.beside:
-            told.append(f"Cells that you had edited and that are new now, with your version below: {len(self.beside)}")
+            told.append(f"Your edited version is below the course's cell in {count(len(self.beside), 'place')}")
         return ". ".join(told) + "."
 
 
