@@ -48,7 +48,7 @@ predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
 # %% [markdown] task="8.1" title="Log-sum-exp for two numbers per token" difficulty=3 minutes=14
 # Write a function that computes the first term of the loss, $\log \sum_i e^{z_i}$, which is called the **log-sum-exp**. The sum includes the logits of *all* ranks. Your function has to follow these rules:
 #
-# - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf, as long as each token has at least one finite logit. On some ranks, all of a token's logits may be -inf.
+# - Every rank returns the same result. The result is correct for huge logits like 10,000, for very negative logits like -10,000, and for logits of -inf, as long as each token has at least one finite logit. On some ranks, all of a token's logits may be -inf. The gradient has to be correct in all of these cases, too.
 #
 # - In the forward pass, each rank may pass at most two numbers per token to collectives. The backward pass sends nothing.
 #

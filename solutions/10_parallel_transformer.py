@@ -434,7 +434,7 @@ from tplab.tensor import (
 #
 # - `parallel_logits(x, weight, group=...)` includes f. It computes this rank's logits, `[b, s, v/p]`, from this rank's rows of the embedding, `self.embedding.weight`. Before you call it, convert `x` to the dtype of these rows.
 #
-# - If there are targets, return the mean loss from `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)`. Because the embedding is padded, this function needs the real vocabulary size, `self.config.vocab_size`.
+# - If there are targets, return the mean loss from `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)`. Pass it the real vocabulary size, `self.config.vocab_size`, so that it refuses targets in the padding of the embedding.
 #
 # - `init_std` takes the name of a weight in `ParallelGPT`, such as `"layers.0.attention.qkv.weight"`, and returns the standard deviation of its initial values.
 

@@ -300,7 +300,7 @@ names = ("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR")
 viz.explore(bars, link=names, h=(12288, 2048, 4096, 8192, 16384))
 
 # %% [markdown]
-# Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If the 8 GPUs were connected only by InfiniBand, with one adapter per GPU, they'd spend more than two thirds of their time waiting, even with layers as wide as GPT-3's ($h = 12288$). That's why tensor parallelism usually stays within a machine.
+# Whenever you double $p$, the ranks compute for half as long (the gray part), but they wait for messages for at least as long as before (the red part). Did you try InfiniBand? If the 8 GPUs were connected only by InfiniBand, with one adapter per GPU, they'd spend more than two thirds of their time waiting, even with layers as wide as GPT-3's ($h = 12288$). That's why tensor parallelism usually stays within a machine.
 #
 # ## How wide does a layer have to be?
 #
@@ -434,7 +434,7 @@ viz.table(rows, title="the mean of 2 and 6")
 # %% [markdown] task="11.5" title="Fix it: divided too early" difficulty=2 minutes=6
 # The developers of OpenNMT-py fixed this bug by waiting for each message right away. You can do better. Fix the function so that *all* buffers travel at the same time.
 #
-# In the end, each buffer should contain the mean over the ranks of `group`. Change the buffers in place. The check runs your function with messages that arrive at the last possible moment.
+# In the end, each buffer should contain the mean over the ranks of `group`. Change the buffers in place. The list may be empty. The check runs your function with messages that arrive at the last possible moment.
 
 
 # %% exercise="11.5"

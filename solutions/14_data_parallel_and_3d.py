@@ -219,7 +219,7 @@ predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 # %% [markdown] task="14.2" title="A step of ZeRO-1" difficulty=3 minutes=16
 # Adam updates each element independently, so you can split the model anywhere. The given method `flatten` joins all the tensors into one flat vector and appends zeros until the vector can be split evenly. Each rank gets a shard of `self.length` elements, which may come from several layers.
 #
-# - In the constructor, set `self.shard` to this rank's slice of the flat weights, as a tensor or an `nn.Parameter`, and set `self.optimizer` to `optimizer_class([self.shard], **options)`. The shard must not keep the full vector in memory.
+# - In the constructor, set `self.shard` to this rank's slice of the flat weights, as a tensor or an `nn.Parameter`, and set `self.optimizer` to `optimizer_class([self.shard], **options)`. The full vector must not stay in memory.
 #
 # - `step()` should sum the ranks' gradients rather than average them, because they're already the terms of a single sum. After `step()`, all parameters should have their new values on every rank. Write these values in place, because other objects may use the same tensors.
 #

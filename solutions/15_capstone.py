@@ -408,7 +408,7 @@ def rent(job):
 
 # %% [markdown] hints="15.4"
 # 1. How many GPUs does the smallest model need to fit into memory? If you split a model across more GPUs than necessary, the only thing you gain is more messages. For the two larger models, which messages have to stay within a machine?
-# 2. The small model fits on a single GPU, so each of the eight GPUs can hold a full replica, and large micro-batches keep them busy. For the two larger models, start with `tp = 8`, small micro-batches, and the smallest `pp` that fits into memory. Only recompute as much as you have to. GPT-3 stores its attention scores, which take up a lot of memory but don't take long to recompute.
+# 2. The small model fits on a single GPU, so each of the eight GPUs can hold a full replica, and large micro-batches keep them busy. For the two larger models, start with `tp = 8`, small micro-batches, and the smallest `pp` that fits into memory. Then try larger micro-batches as long as they fit. Only recompute as much as you have to. GPT-3 stores its attention scores, which take up a lot of memory but don't take long to recompute.
 # 3. For the smallest model, return `(1, 1, 8, 32, "nothing")`. For Llama 3, return `(8, 4, 2, 1, "nothing")`, and for GPT-3, return `(8, 8, 4, 2, "attention")`.
 
 # %% check="15.4"

@@ -57,6 +57,16 @@ def test_only_a_tensor_on_the_cpu_is_noticed(name):
     assert ("on the CPU" in marks((RIGHT | WRONG)[name])) == (name in WRONG)
 
 
+def test_a_warning_of_an_operator_names_the_line_that_called_it():
+    torch.set_warn_always(True)
+    try:
+        with pytest.warns(UserWarning, match="matrices") as warned, DefaultDevice():
+            assert torch.ones(2, 3, 4).T.shape == (4, 3, 2)  # deprecated for more than two dimensions
+    finally:
+        torch.set_warn_always(False)
+    assert {warning.filename for warning in warned} == {__file__}
+
+
 TWICE = OnRanks(
     cases=[Case()], draw=lambda case, generator, size: torch.ones(2, dtype=torch.float64),
     run=lambda answer, case, x, group: {"out": answer(x)}, right=lambda case, x, place: {"out": 2 * x},

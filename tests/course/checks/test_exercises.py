@@ -107,6 +107,15 @@ def test_the_same_seed_gives_the_same_inputs_and_no_seed_gives_others() -> None:
     assert drawn[-1] == drawn[-2]
 
 
+def first_try(number: int) -> int:
+    return number
+
+
+def test_an_answer_may_use_its_own_earlier_version() -> None:
+    refused("90.2", first_try)
+    assert "90.2" not in refused("90.2", lambda number: first_try(number)).question
+
+
 @torch.no_grad()
 def test_a_check_works_while_autograd_is_off() -> None:
     assert check("90.2", lambda number: number**2).compared == "Right: value, autograd."

@@ -26,6 +26,12 @@ def test_another_error_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "KeyError: 'weight'" in capsys.readouterr().out
 
 
+def test_a_stub_is_waiting_for_its_answer_and_has_not_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NotImplementedError, match="exercise 90.1"), show_failure():
+        raise NotImplementedError("exercise 90.1")
+    assert capsys.readouterr().out == ""
+
+
 def test_nothing_failed_is_loud(capsys: pytest.CaptureFixture[str]) -> None:
     with show_failure():
         pass

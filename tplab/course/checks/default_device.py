@@ -14,6 +14,7 @@ still be on the CPU, while any other tensor would be on the GPU.
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Self
@@ -72,12 +73,26 @@ class DefaultDevice(TorchFunctionMode):
                 super(DefaultDevice, self).__exit__(None, None, None)
 
         torch.autograd._engine_run_backward = watched
+        self._showwarning, warnings.showwarning = warnings.showwarning, self._at_callers_line
         super().__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
         torch.autograd._engine_run_backward = self._run_backward
+        warnings.showwarning = self._showwarning
         super().__exit__(*failure)
+
+    def _at_callers_line(
+        self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None,
+        line: str | None = None,
+    ) -> None:  # fmt: skip
+        """Show a warning. If an operator raised it, name the line that called the operator, and not a line in here."""
+        frame: FrameType | None = sys._getframe()
+        while filename == __file__ and frame and frame.f_code is not DefaultDevice.__torch_function__.__code__:
+            frame = frame.f_back
+        if filename == __file__ and frame and frame.f_back:
+            filename, lineno = frame.f_back.f_code.co_filename, frame.f_back.f_lineno
+        self._showwarning(message, category, filename, lineno, file, line)
 
     def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
         """Return a dictionary with a `Claim` that describes what would go wrong on a machine with a GPU.

@@ -69,6 +69,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> CheckPassed:
     try:
         ledger = try_answers(number, answers, seed)
     except CheckFailed as failure:
+        _failed.pop(number, None)  # an answer may use an earlier version of itself
         failure.question = wrong_part(answers, _failed) or failure.question
         _failed[number] = answers
         raise

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from tplab.course.feedback.tracebacks import readable_report, readable_traceback
 from tplab.course.feedback.verdict import AMBER, RED, CheckFailed, box, display_html, heading, paragraph, preformatted
+from tplab.course.feedback.waiting import asks_for
 from tplab.runtime import RankError
 
 NOTHING_FAILED = "Nothing failed, but this cell is supposed to fail. Did you change the broken program?"
@@ -12,7 +13,9 @@ NOTHING_FAILED = "Nothing failed, but this cell is supposed to fail. Did you cha
 
 @contextmanager
 def show_failure() -> Iterator[None]:
-    """Context manager that catches any exception raised in the block and shows the error report as normal output.
+    """Context manager that catches an exception raised in the block and shows the error report as normal output.
+
+    The exception of an exercise's stub is raised again.
 
     with show_failure():
         launch(a_rank_that_skips_the_all_reduce, 4)
@@ -20,6 +23,8 @@ def show_failure() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if asks_for(error):  # the program never ran, because it needs an answer that isn't written yet
+            raise
         _show(error)
     else:
         display_html(box(RED, heading(NOTHING_FAILED)), NOTHING_FAILED)

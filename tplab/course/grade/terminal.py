@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tplab.common.units import count
 from tplab.course.grade.check_notebook import Verdict
 from tplab.course.notebooks.numbering import heading, number_of
 
@@ -52,7 +53,8 @@ def show_note(console: Console, note: str) -> None:
 
 def show_summary(console: Console, verdicts: list[Verdict]) -> None:
     good = sum(verdict.status == "passed" for verdict in verdicts)
-    told = f"{good} of {len(verdicts)} exercise{'' if len(verdicts) == 1 else 's'} pass{'es' if good == 1 else ''}."
+    passes = "passes" if 1 in (good, len(verdicts)) else "pass"
+    told = f"{good} of {count(len(verdicts), 'exercise')} {passes}."
     order = ("failed", "to do", "waiting", "not run")
     following = next((verdict.number for status in order for verdict in verdicts if verdict.status == status), "")
     console.print(Text(f"{told} Next: {following}." if following else told, style="bold"))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tplab.course.checks import twins
 from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
@@ -197,9 +198,9 @@ def more_backward_passes(answer: Any, given: Sample, group: Any) -> Observed:
 
 
 def _on_context(out: Any) -> list[Tensor]:
-    """Return the tensors that forward stored as attributes of ctx, which are kept alive just like saved tensors."""
+    """Return the tensors in the attributes that forward gave ctx, which are kept alive just like saved tensors."""
     node = out.grad_fn if isinstance(out, Tensor) else None
-    return [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, Tensor)]
+    return [value for value in tree_leaves(getattr(node, "__dict__", {})) if isinstance(value, Tensor)]
 
 
 def right_loss(case: Logits, sample: Sample, place: Place) -> Observed:

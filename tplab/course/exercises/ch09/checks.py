@@ -176,7 +176,7 @@ REPEATED = "in another process, the seeds are the same"
 STATEMENTS = (
     RIGHT_FORM, SAME_INIT, SAME_REPLICATED, *APART.values(), STREAMS_APART, LAST_BITS, FOLLOWS, REPEATED,
 )  # fmt: skip
-FEW = "at most a few streams meet"
+FEW = "300,000 ranks have hardly any seed in common"
 DIFFERENT = "number of different seeds for {}"
 
 
@@ -195,6 +195,8 @@ def asked(generator: torch.Generator) -> Iterator[Call]:
     yield Call(Ranks([seed], (1000,), SOME), f"seed {seed}, replicas 0 to 4 and 995 to 999 of 1000 ranks")
     yield Call(Ranks([seed], (1, 8), ALL), f"seed {seed}, 1000 replicas of 1 or 8 ranks")
     yield Call(Ranks(range(40), (1, 2, 3, 8), range(4)), "a small seed, 0 to 39, replicas 0 to 3 of 1 to 8 ranks")
+    some = range(seed % 1000, seed % 1000 + 20 * 251, 251)  # streams with different multiples of them meet somewhere
+    yield Call(Ranks(some, (1000,), range(10)), f"20 seeds from {some[0]} on, replicas 0 to 9 of 1000 ranks")
     yield Call(Ranks([0], (1000,), SOME), "seed 0, replicas 0 to 4 and 995 to 999 of 1000 ranks")
 
 

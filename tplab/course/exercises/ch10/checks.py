@@ -267,6 +267,8 @@ def run_choice(best_token: Any, case: Choice, given: Logits, group: Any) -> Obse
     numbers = sum(call.numel for call in traffic(section))
     many = f"{numbers} numbers for {TEXTS} texts"
     limit = 4 * TEXTS * dist.get_world_size(group)
+    if isinstance(ids, Tensor) and ids.dtype == torch.int32:  # which can hold every ID
+        ids = ids.long()
     return {"ids": portable(ids), LITTLE: Claim(many if numbers > limit else ""), "inputs unchanged": before.changed()}
 
 

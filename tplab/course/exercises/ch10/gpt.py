@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from tplab import plain
 from tplab.course.checks import twins
 from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
+from tplab.course.checks.describe import describe
 from tplab.course.checks.observation import Claim, Observed, observe, portable
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.checks.twins import Twin
@@ -66,6 +67,9 @@ class StandIn(nn.Module):
         return stand_in(x)
 
 
+REFUSED = "a target in the padding is refused"
+
+
 class Batch(NamedTuple):
     weights: dict[str, Tensor]  # the full ones
     ids: Tensor  # [b, s]
@@ -117,10 +121,21 @@ def run_model(gpt_class: Any, case: Model, given: Batch, group: Any) -> Observed
     )  # fmt: skip
     if case.what == "loss":
         seen["out"] = twins.loss_in(case.twin, seen["out"])
+        seen[REFUSED] = Claim(accepted(model, inputs["ids"]))
     if dropping:
         missed = any(call.get("rng") is not tracker for layer in model.layers for call in layer.given)
         seen["the layers get rng"] = Claim("a layer was called without rng=rng" if missed else "")
     return seen | {MASKS: [mask]}
+
+
+def accepted(model: Any, ids: Tensor) -> str:
+    """Return what the model returns for targets in the padding, or "" if it raises an error."""
+    try:
+        with torch.no_grad():
+            loss = model(ids, torch.full_like(ids, VOCABULARY))
+    except Exception:
+        return ""
+    return f"with vocab_size={VOCABULARY} and targets of {VOCABULARY}, model(ids, targets) returns {describe(loss)}"
 
 
 def right_model(case: Model, full: Batch, place: Place) -> Observed:

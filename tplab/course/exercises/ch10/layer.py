@@ -195,7 +195,7 @@ def right_wide(case: WideStream, given: Texts, place: Place) -> Observed:
 BUILT = (
     Layer(), Layer(causal=False, padding=True), Layer(cross=True), Layer(cross=True, padding=True), Layer(post=True),
     Layer(post=True, cross=True, groups=GROUPS), Layer(rate=RATE), Layer(rate=RATE, cross=True),
-    Layer(rate=RATE, training=False),
+    Layer(rate=RATE, cross=True, training=False),
 )  # fmt: skip
 
 exercise(

@@ -322,7 +322,7 @@ def run(run_stage: Any, case: Schedule, given: Problem, group: Any) -> Observed:
 def scalar(loss: Any, dtype: torch.dtype) -> Any:
     """Convert a loss to a tensor []. Anything that isn't a single number is returned unchanged."""
     if isinstance(loss, float):
-        return torch.tensor(loss, dtype=dtype)
+        return torch.tensor(loss, dtype=dtype, device=device())
     return loss.detach().reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.utils._pytree import tree_leaves
 
 from tplab.course.checks.cases import GROUPS, Case, Place, random_tensor
 from tplab.course.checks.observation import Claim, Observed, Snapshot, portable
@@ -21,6 +22,7 @@ ELEMENTS = 31  # can't be divided by 2 or 4
 NO_OPTIMIZER = "`self.optimizer` is an optimizer"
 IN_PLACE = "the new weights are in the parameters' own memory"
 OWN_MEMORY = "the shard has memory of its own"
+NOT_WHOLE = "the full vector doesn't stay in memory"
 STATE_DTYPE = "the optimizer's state has the parameters' dtype"
 LENGTH, HELD = "elements that the optimizer updates", "elements in the optimizer's state"
 
@@ -111,10 +113,21 @@ def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> Observed
         IN_PLACE: Claim(f"{left} of {len(params)} parameters have other memory now" if left else ""),
         LENGTH: sum(param.numel() for param in updated),
         HELD: sum(value.numel() for value in state_of(optimizer)),
+        NOT_WHOLE: Claim(kept_whole(zero, [*params, *updated])),
         OWN_MEMORY: Claim("it's a view of a larger tensor, which stays in memory" if larger else ""),
         STATE_DTYPE: Claim(other_dtype(optimizer, params[0].dtype)),
         NO_OPTIMIZER: Claim("" if is_one else f"it's a {type(optimizer).__name__}"),
     }
+
+
+def kept_whole(zero: Any, others: list[Tensor]) -> str:
+    """Say which attribute keeps all elements a second time, or return "". `others` are the tensors that may."""
+    places = {other.data_ptr() for other in others}
+    for name, value in vars(zero).items():
+        tensors = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+        if any(tensor.numel() >= ELEMENTS and tensor.data_ptr() not in places for tensor in tensors):
+            return f"self.{name} keeps it"
+    return ""
 
 
 def state_of(optimizer: Any) -> list[Tensor]:
