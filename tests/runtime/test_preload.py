@@ -17,8 +17,9 @@ UNUSUAL = "sndhdr" if sys.version_info < (3, 13) else "wave"  # of Python's own,
 
 def a_new_server() -> None:
     """End the fork server, so that the next launch starts one that knows nothing yet."""
-    fork_server()._process.kill()
-    fork_server()._process.wait()
+    process = fork_server()._process  # once it's killed, `fork_server` may start another one
+    process.kill()
+    process.wait()
 
 
 def there_and_imported(name: str) -> bool:
