@@ -3,7 +3,7 @@
 #   LAB_ARGS="--no-browser --port=9000"   more options for JupyterLab
 #   TESTS="tests/tensor/test_linear.py -k bias"  run only these tests
 #   JOBS=4                                how many test processes run side by side (two per core, since many tests wait,
-#                                         but one per core for emulated GPUs and whole chapters)
+#                                         but one per core for whole chapters)
 #   BUDGET=300                            how many seconds `make gpu-check` may take
 #   CHECK_ARGS="--report FILE"            more options for it
 #   SEED=7                                try the known mistakes of all exercises, with the inputs of this seed
@@ -48,9 +48,8 @@ test: $(VENV)/.installed-test ## run every test except those of the next three t
 test-browser: $(VENV)/.installed-test ## run the tests of notebooks and book in Chromium
 	$(PYTEST) tests/browser
 
-test-emulated-gpu: JOBS := $(CORES)
 test-emulated-gpu: $(VENV)/.installed-test ## run the tests for GPUs on emulated ones (needs g++)
-	$(PYTEST) --dist load tests/emulated_gpu
+	$(PYTEST) tests/emulated_gpu
 
 test-notebooks: JOBS := $(CORES)
 test-notebooks: $(VENV)/.installed-test ## run every cell of every chapter, on CPUs and on emulated GPUs (needs g++)

@@ -58,14 +58,15 @@ def _only_skipped_on_a_gpu(reporter: pytest.TerminalReporter) -> list[pytest.Tes
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests first, so that no process has one left when the others are done, and the browser last.
+    """Slow tests and the browser first, so that no process has one left when the others are done.
 
-    `--dist loadgroup` keeps each file in one process.
+    `--dist loadgroup` keeps each file in one process, except where the file says otherwise, and for emulated GPUs.
     """
     items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+            file = item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(item.nodeid if "/emulated_gpu/" in file else file))
 
 
 def pytest_unconfigure() -> None:
@@ -103,10 +104,8 @@ def _show_gpus(visible: bool) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = all_of_them
 
 
-def _turn(item: pytest.Item) -> int:
-    if item.get_closest_marker("browser"):
-        return 2
-    return 0 if item.get_closest_marker("slow") else 1
+def _turn(item: pytest.Item) -> bool:
+    return not any(item.get_closest_marker(name) for name in ("slow", "browser"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -39,6 +39,7 @@ from tplab.course.learn.course_files import MARKER, MEMORY
 PATIENCE = 600  # seconds for anything; the machine may be busy
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+FIRST, SECOND = "browser 1", "browser 2"  # the processes that run tests with a browser: each starts a JupyterLab
 LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
 
 # In JupyterLab's page: choose a theme, open a notebook, say whether its kernel has nothing to do, and close all

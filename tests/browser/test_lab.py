@@ -12,12 +12,12 @@ from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
 from tests import ROOT
-from tests.browser.lab import DARK, choose_theme, lab_server
+from tests.browser.lab import DARK, FIRST, choose_theme, lab_server
 
 CHAPTER = "02_splitting_matrices"
 EXERCISE, CHECK = "exercise-2-1", "check-2-1"
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group(FIRST), pytest.mark.timeout(1800)]
 
 DEADLOCK = """\
 import time

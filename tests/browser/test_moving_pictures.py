@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests import ROOT
-from tests.browser.lab import PATIENCE, Lab
+from tests.browser.lab import FIRST, PATIENCE, Lab
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group(FIRST), pytest.mark.timeout(1800)]
 
 ALT = "f and g on two ranks"
 LINK = f"![{ALT}](pictures/fg.svg)"

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Locator
 
 from tests import ROOT
-from tests.browser.lab import DARK, LIGHT, NotebookPage, contrasts
+from tests.browser.lab import DARK, FIRST, LIGHT, SECOND, NotebookPage, contrasts
 from tplab.course.grade.needs import ids_with_needs
 from tplab.course.notebooks.numbering import chapter_files
 
@@ -141,7 +141,7 @@ def lose_kernel(page: NotebookPage, cell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "stem", [pytest.param(stem, marks=pytest.mark.xdist_group(f"{stem} in the browser")) for stem in CHAPTERS]
+    "stem", [pytest.param(stem, marks=pytest.mark.xdist_group(FIRST if stem < "04" else SECOND)) for stem in CHAPTERS]
 )
 def test_a_chapter_runs_and_its_controls_change_their_pictures(lab, solved, stem):
     with lab.notebook(f"{solved}/{stem}.ipynb", DARK if stem in IN_DARK else LIGHT) as page:

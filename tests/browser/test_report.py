@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.lab import contrasts
+from tests.browser.lab import FIRST, contrasts
 from tests.capstone.made_up import MEASURED, SETTINGS, write_run
 from tplab.capstone.report import write_report
 
 WIDTHS = (1280, 900, 390)
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group(FIRST)]
 
 
 @pytest.fixture(scope="module")

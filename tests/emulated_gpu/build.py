@@ -43,7 +43,7 @@ def _compile(folder: Path) -> None:
     libraries = ["torch", "torch_cpu", "c10", "torch_python"]
     unfinished = folder / f"{NAME}.new"
     command = [
-        compiler, "-O0", "-std=c++20", "-shared", "-fPIC", "-w", str(SOURCE), "-o", str(unfinished),
+        compiler, "-O1", "-std=c++20", "-shared", "-fPIC", "-w", str(SOURCE), "-o", str(unfinished),
         *(f"-I{path}" for path in includes), f"-L{torchs / 'lib'}", *(f"-l{name}" for name in libraries),
         f"-Wl,-rpath,{torchs / 'lib'}",
     ]  # fmt: skip

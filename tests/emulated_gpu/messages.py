@@ -24,8 +24,44 @@ class Message:
 
     def __init__(self, work: Any, tensors: list[Tensor]) -> None:
         self.work, self.tensors = work, tensors
-        self.is_waited_for, self.arrived = False, threading.Event()
-        self.error: Exception | None = None
+        self.is_waited_for = False
+
+    def has_arrived(self) -> bool:
+        return self.work.is_completed()
+
+    def finish(self) -> None:
+        """Block until it has arrived. Raises what gloo raised."""
+        on_the_cpu(self.work)
+
+
+class Carried(Message):
+    """One of which gloo doesn't say that it has arrived until somebody waits for it. Here, a thread waits."""
+
+    def __init__(self, work: Any, tensors: list[Tensor]) -> None:
+        super().__init__(work, tensors)
+        self._arrived = threading.Event()
+        self._error: Exception | None = None
+        threading.Thread(target=self._carry, daemon=True).start()
+
+    def has_arrived(self) -> bool:
+        return self._arrived.is_set()
+
+    def finish(self) -> None:
+        self._arrived.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _carry(self) -> None:
+        from tplab.runtime import hooks  # here, because the emulation starts before anything else is imported
+
+        blocked = hooks.active._blocked if hooks.active is not None else set()
+        blocked.add(threading.get_ident())  # as NCCL's own threads, it doesn't count as one that could end a deadlock
+        try:
+            on_the_cpu(self.work)
+        except Exception as error:  # it is raised where the program waits for the message
+            self._error = error
+        blocked.discard(threading.get_ident())
+        self._arrived.set()
 
 
 class Messages:
@@ -39,27 +75,13 @@ class Messages:
         self._joined: dict[int, list[int]] = {}  # the messages of a batch, by the number of the last one
         extension.on_finish(self.finish)
 
-    def start(self, work: Any, read: Iterable[Tensor], written: Iterable[Tensor]) -> int:
+    def start(self, kind: type[Message], work: Any, read: Iterable[Tensor], written: Iterable[Tensor]) -> int:
         number, written = next(self._numbers), list(written)
-        message = Message(work, [*read, *written])
+        message = kind(work, [*read, *written])
         self._under_way[number], self._number_of[id(work)] = message, number
         for tensor in message.tensors:
             self._extension.message_starts(tensor, number, any(tensor is one for one in written))
-        threading.Thread(target=self._carry, args=(message,), daemon=True).start()
         return number
-
-    @staticmethod
-    def _carry(message: Message) -> None:
-        from tplab.runtime import hooks  # here, because the emulation starts before anything else is imported
-
-        blocked = hooks.active._blocked if hooks.active is not None else set()
-        blocked.add(threading.get_ident())  # as NCCL's own threads, it doesn't count as one that could end a deadlock
-        try:
-            on_the_cpu(message.work)
-        except Exception as error:  # it is raised where the program waits for the message
-            message.error = error
-        blocked.discard(threading.get_ident())
-        message.arrived.set()
 
     def wait(self, work: Any) -> bool:
         """`Work.wait()`: what follows on the stream comes after the message. Returns whether it is one of ours."""
@@ -88,13 +110,13 @@ class Messages:
         message = self._under_way.get(number)
         if message is None:
             return
-        message.arrived.wait()
-        for tensor in message.tensors:
-            self._extension.message_has_arrived(tensor, number)
-        self._under_way.pop(number, None)
-        self._number_of.pop(id(message.work), None)
-        if message.error is not None:
-            raise message.error
+        try:
+            message.finish()
+        finally:
+            for tensor in message.tensors:
+                self._extension.message_has_arrived(tensor, number)
+            self._under_way.pop(number, None)
+            self._number_of.pop(id(message.work), None)
 
     def finish_all(self) -> None:
         """Block until all messages have arrived, as torch.cuda.synchronize() does."""
@@ -103,7 +125,7 @@ class Messages:
 
     def has_arrived(self, number: int) -> bool:
         message = self._under_way.get(number)
-        return message is None or message.arrived.is_set()
+        return message is None or message.has_arrived()
 
     def awaited(self) -> list[int]:
         """The numbers of the messages that the stream waits for."""

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tests.emulated_gpu.messages import Messages, on_the_cpu
+from tests.emulated_gpu.messages import Carried, Message, Messages, on_the_cpu
 
 PATIENCE = float(os.environ.get("EMULATED_GPU_PATIENCE", "60"))
 TYPES = {
@@ -45,6 +45,7 @@ WRITTEN = {
     "alltoall_": ("output_tensors",), "alltoall_base_": ("output",), "all_to_all_single_": ("output",),
     "send": (), "recv_": ("tensors",), "recv_any_source_": ("tensors",),
 }  # fmt: skip
+TELL = {"allreduce_", "broadcast_", "allgather_", "_allgather_base_", "all_gather_single_"}  # work says when it's done
 CHECKED = (  # methods of ProcessGroup
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "all_gather_single",
     "allgather_coalesced", "allgather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter",
@@ -245,6 +246,7 @@ def _check(tensor: Tensor, name: str) -> None:
 
 def _kernel(operator: Any, name: str, extension: ModuleType, messages: Messages) -> Callable[..., Any]:
     names = [argument.name for argument in operator._schema.arguments]
+    kind = Message if name in TELL else Carried
 
     def kernel(*args: Any, **options: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **options}
@@ -269,7 +271,7 @@ def _kernel(operator: Any, name: str, extension: ModuleType, messages: Messages)
         *_, boxed = result if isinstance(result, tuple) else (result,)
         work = dist.Work.unbox(boxed)
         if nccl:
-            number = messages.start(work, read, written)
+            number = messages.start(kind, work, read, written)
             if _thread.batch is not None:
                 _thread.batch.append(number)
             if not _thread.from_python:  # the work stays in C++, and whatever called this waits for it there
