@@ -44,7 +44,7 @@ HANGS = "import signal; signal.pause()"
     [
         (("-c", "print('figures')"), 200, 200, PASSED, "figures"),
         (("-c", "raise SystemExit('broken')"), 200, 200, FAILED, "broken"),
-        (("-c", HANGS), 1, 1, FAILED, "1 s, its limit"),
+        (("-c", HANGS), 1, 1, FAILED, "1 s"),
         (("-c", HANGS), 60, 1, UNFINISHED, ""),
         ((*PYTEST, "-k", "no_such_test"), 200, 200, FAILED, "1 deselected"),
     ],
@@ -82,4 +82,5 @@ def test_the_report_shows_failures_and_what_is_left_and_names_nobody(tmp_path, m
     assert "| one | failed: 1 failed, 2 passed in 61.60s (0:01:01) | 62 |" in said
     assert "<host>:12:13 [0] NCCL WARN from <address><4711>, <user> in ./tests and <temporary>/x\n'''" in said
     assert [name for name in (str(ROOT), str(tmp_path), "grace", "eniac", "10.0.0.7") if name in said] == []
-    assert "Not reached (call it again to go on): three." in said
+    (left,) = [line for line in said.splitlines() if "three" in line]
+    assert not left.startswith(("|", "#")), "it has neither a row nor an output"

@@ -188,9 +188,9 @@ def test_what_the_machine_lacks_is_told(target, tmp_path):
     failing = tmp_path / "venv" / "bin" / "python"
     no_network = f"mkdir -p {failing.parent}; printf '#!/bin/sh\\nexit 1\\n' > {failing}; chmod +x {failing}"
     for says, *cases in (
-        ("needs Python 3.11 or newer", "*version_info*) exit 1;;"),
+        ("Python 3.11", "*version_info*) exit 1;;"),
         ("apt install python3-venv", "*ensurepip*) exit 1;;", "--version) echo Python 3.12.1;;"),
-        ("can't reach the package index", f"*'-m venv'*) {no_network};;"),
+        ("proxy", f"*'-m venv'*) {no_network};;"),
     ):
         run = make(target, f"VENV={tmp_path}/venv", f"PYTHON={python_that(tmp_path, *cases)}")
         assert run.returncode != 0
@@ -232,9 +232,9 @@ def test_gpu_tests_that_are_all_skipped_fail_on_a_machine_with_a_gpu(tmp_path):
     (tmp_path / "test_skips.py").write_text(SKIPS)
     run = pytest_in(tmp_path, "test_skips.py::test_skips_without_a_gpu", EMULATED_GPUS="1")
     assert run.returncode == 1
-    assert "all 1 GPU tests were skipped" in run.stdout
+    assert "1 GPU test" in run.stdout
     run = pytest_in(tmp_path, EMULATED_GPUS="1")
-    assert (run.returncode, "GPU tests were skipped" in run.stdout) == (0, False), "another test was skipped, too"
+    assert (run.returncode, "GPU test" in run.stdout) == (0, False), "another test was skipped, too"
 
 
 # What must not be in any file

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tests import saying
 from tests.capstone.small import ONE_RANK, small, write_text
 from tplab import launch
 from tplab.capstone.__main__ import main
@@ -124,8 +125,8 @@ def test_the_command_writes_the_newest_checkpoints_text_also_under_torchrun(sett
 @pytest.mark.parametrize(
     ("ignored", "says"),
     [
-        (["tokens", "checkpoints"], "the run in .*run has no checkpoint yet. It saves one every save_every steps"),
-        (["settings.yaml"], "no run has been started in .*run. Use the folder of a run, such as runs/laptop"),
+        (["tokens", "checkpoints"], saying("/run", "save_every")),
+        (["settings.yaml"], saying("/run", "runs/laptop")),
     ],
 )
 def test_a_folder_without_anything_to_write_with_is_named(ignored, says, settings: Settings, capsys, tmp_path):

@@ -5,6 +5,7 @@ What should be in a checkpoint is what `full_state_dict` gathers, and what torch
 
 import os
 import pickle
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
+from tests import saying
 from tests.reference import assert_close, random
 from tplab import launch
 from tplab.checkpoint.sharded import load_sharded, save_sharded
@@ -346,9 +348,9 @@ def message(function, *args, **kwargs):
     return "no error"
 
 
-def refused(words, function, *args, **kwargs):
+def refused(parts, function, *args, **kwargs):
     said = message(function, *args, **kwargs)
-    assert all(word in said for word in words), said
+    assert re.match(saying(*parts), said), said
 
 
 def step_of(optimizer, model):
@@ -359,51 +361,50 @@ def step_of(optimizer, model):
 
 
 def _refusals(root):
-    """Each rank is told what is wrong, in these words, and the model stays as it was."""
+    """Each rank is told what is wrong, and the model stays as it was."""
     rank, model = dist.get_rank(), Narrow()
     adam = step_of(torch.optim.Adam(model.parameters()), model)
     alone = [dist.new_group([r]) for r in range(2)][rank]
     save_sharded(root / "good", model, optimizer=adam)
     save_sharded(root / "weights", model)
     dist.barrier()
+    size = (root / "good" / "__1_0.distcp").stat().st_size
     if rank == 0:
         for name in ("unfinished", "lost", "cut", "damaged"):
             shutil.copytree(root / "good", root / name)
         (root / "unfinished" / ".metadata").unlink()
         (root / "lost" / "__1_0.distcp").unlink()
         (root / "cut" / "__1_0.distcp").write_bytes((root / "good" / "__1_0.distcp").read_bytes()[:-100])
-        size = (root / "good" / "__1_0.distcp").stat().st_size
         (root / "damaged" / "__1_0.distcp").write_bytes(bytes(size))
     dist.barrier()
     before = full_state_dict(model)
     fewer = torch.optim.Adam(list(model.parameters())[1:])
     odd = Narrow()
     factored = step_of(torch.optim.Adafactor(odd.parameters()), odd)
-    other_group = ("ValueError", "layers.0.up.weight [4, 4] has its shards on ranks [0, 1], but")
-    nothing = ("FileNotFoundError", "there is no checkpoint at", "none")
-    for words, name, target, options in (
+    other_group = ("ValueError", "layers.0.up.weight [4, 4]", "ranks [0, 1]", f"ranks [{rank}]")
+    nothing = ("FileNotFoundError", "/none")
+    for parts, name, target, options in (
         (nothing, "good" if rank else "none", model, {}),
-        (("FileNotFoundError", ".metadata, which is written last", "__0_0.distcp"), "unfinished", model, {}),
-        (("FileNotFoundError", "is incomplete: __1_0.distcp is missing"), "lost", model, {}),
-        (("FileNotFoundError", "is incomplete: __1_0.distcp has", "bytes instead of"), "cut", model, {}),
-        (("ValueError", "'layers.2.down.bias'", "and 4 more"), "good", Narrow(layers=4), {}),
-        (("ValueError", "is [8, 4] in", "needs [16, 4]", "each of 2 ranks takes [8, 4]"), "good", Narrow(width=16), {}),
-        (("ValueError", "without optimizer"), "weights", model, {"optimizer": adam}),
+        (("FileNotFoundError", ".metadata", "__0_0.distcp"), "unfinished", model, {}),
+        (("FileNotFoundError", "__1_0.distcp", "missing"), "lost", model, {}),
+        (("FileNotFoundError", "__1_0.distcp", f"{size - 100:,} bytes", f"{size:,}"), "cut", model, {}),
+        (("ValueError", "'layers.2.down.bias'", "4 more"), "good", Narrow(layers=4), {}),
+        (("ValueError", "[8, 4]", "[16, 4]", "2 ranks", "[8, 4]"), "good", Narrow(width=16), {}),
+        (("ValueError", "0 param_groups", "1", "save_sharded"), "weights", model, {"optimizer": adam}),
         (("ValueError", "param_groups[0]", "['layers.0.up.weight']"), "good", model, {"optimizer": fewer}),
         (other_group, "good", model, {"group": alone}),
     ):
-        refused(words, load_sharded, root / name, target, **options)
-    for words, name, target, options in (
+        refused(parts, load_sharded, root / name, target, **options)
+    for parts, name, target, options in (
         (other_group, f"alone{rank}", model, {"group": alone}),
-        (("FileExistsError", "there is something at", "good"), "good", model, {}),
-        (("ValueError", "of-rank1 isn't the directory that rank 0 has just made"), f"of-rank{rank}", model, {}),
-        (("TypeError", "can't be saved"), "one", model, {"extra": {"f": torch.nn if rank else 1}}),
-        (("ValueError", "row_var of layers.0.up.weight"), "factored", odd, {"optimizer": factored}),
+        (("FileExistsError", "/good"), "good", model, {}),
+        (("ValueError", "/of-rank1", "rank 0"), f"of-rank{rank}", model, {}),
+        (("TypeError", "'torch.nn'"), "one", model, {"extra": {"f": torch.nn if rank else 1}}),
+        (("ValueError", "row_var", "layers.0.up.weight"), "factored", odd, {"optimizer": factored}),
     ):
-        refused(words, save_sharded, root / name, target, **options)
+        refused(parts, save_sharded, root / name, target, **options)
     unchanged = all(torch.equal(before[name], tensor) for name, tensor in full_state_dict(model).items())
-    damaged = ("RuntimeError", "could not be loaded, or only a part of it", "rank")
-    refused(damaged, load_sharded, root / "damaged", model)
+    refused(("RuntimeError", "/damaged", "rank 1"), load_sharded, root / "damaged", model)
     return unchanged
 
 
@@ -441,9 +442,9 @@ def test_replicas_that_have_drifted_are_not_saved_silently(runs):
     folder = runs[0] / "drifted"
     for messages in runs[1][4]["drifted"]:
         assert messages["alike"] == "no error"
-        assert messages["replicated"].startswith("ValueError: several ranks hold these, and not the same numbers: ")
-        assert "0.bias (ranks 0 and 2); 1.down.bias (ranks 0 and 1, 0 and 2, 0 and 3)." in messages["replicated"]
-        assert "qkv.weight (ranks 2 and 3)." in messages["copies"]
+        names = "0.bias (ranks 0 and 2); 1.down.bias (ranks 0 and 1, 0 and 2, 0 and 3)."
+        assert re.match(saying("ValueError", names), messages["replicated"])
+        assert re.match(saying("ValueError", "qkv.weight (ranks 2 and 3)."), messages["copies"])
     assert [path.name for path in folder.iterdir()] == ["alike"]
 
 
@@ -474,7 +475,7 @@ def test_the_metadata_runs_nothing(tmp_path):
         metadata.planner_data["model.weight"] = Evil(tmp_path / "mark")
 
     path = tampered(tmp_path / "one", add_a_program)
-    with pytest.raises(ValueError, match=r"asks for \w+\.mkdir, which no checkpoint needs"):
+    with pytest.raises(ValueError, match=r"\.metadata.* \w+\.mkdir\b"):
         load_sharded(path, nn.Linear(2, 2))
     assert not (tmp_path / "mark").exists()
     dcp.FileSystemReader(path).read_metadata()
@@ -484,7 +485,7 @@ def test_the_metadata_runs_nothing(tmp_path):
 def test_a_saved_value_runs_nothing(tmp_path):
     content = {"model": nn.Linear(2, 2).state_dict(), "extra": Evil(tmp_path / "mark")}
     dcp.save(content, checkpoint_id=tmp_path / "one", no_dist=True)
-    with pytest.raises(RuntimeError, match="could not be loaded.*(?i:weights.only)"):
+    with pytest.raises(RuntimeError, match="(?i)/one.*weights.only"):
         load_sharded(tmp_path / "one", nn.Linear(2, 2))
     assert not (tmp_path / "mark").exists()
 
@@ -496,7 +497,7 @@ def test_the_metadata_names_no_file_outside_of_the_checkpoint(tmp_path):
 
     save_sharded(tmp_path / "other", nn.Linear(2, 2))
     path = tampered(tmp_path / "one", point_elsewhere)
-    with pytest.raises(ValueError, match=r"names a file outside of it: ../other/__0_0.distcp"):
+    with pytest.raises(ValueError, match=saying(".metadata", "../other/__0_0.distcp")):
         load_sharded(path, nn.Linear(2, 2))
 
 
@@ -504,5 +505,5 @@ def test_the_metadata_names_no_file_outside_of_the_checkpoint(tmp_path):
 def test_a_file_that_is_no_metadata_is_refused(content, tmp_path):
     save_sharded(tmp_path / "one", nn.Linear(2, 2))
     (tmp_path / "one" / ".metadata").write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint's \.metadata"):
+    with pytest.raises(ValueError, match=saying(".metadata")):
         load_sharded(tmp_path / "one", nn.Linear(2, 2))

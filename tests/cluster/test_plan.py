@@ -3,9 +3,11 @@
 import dataclasses
 import itertools
 import math
+import re
 
 import pytest
 
+from tests import saying
 from tplab.cluster.plan import (
     NothingFits,
     best_of_each_split,
@@ -109,7 +111,7 @@ def test_the_best_plan_for_gpt_3_on_96_h100s_is_near_what_megatron_reached():
 
 def test_where_nothing_fits_the_message_says_what_the_smallest_need_is():
     least = min(max(bill(LLAMA, layout, stage=s).total for s in range(layout.pp)) for layout in layouts(LLAMA, 8, 64))
-    with pytest.raises(NothingFits, match=f"at least {least / 1e9:.0f} GB .* has 80 GB"):
+    with pytest.raises(NothingFits, match=saying(f" {least / 1e9:.0f} GB", " 80 GB")):
         plans(LLAMA, 8, H100, sequences=64)
 
 
@@ -140,8 +142,8 @@ def test_each_other_choice_is_timed_with_everything_else_unchanged():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: gpt_shape(math.nan), "from 1e6 to 1e14"),
-        (lambda: plans(SMALL, 10**12, H100, sequences=8), "no layout over 1000000000000 GPUs"),  # at once, however many
+        (lambda: gpt_shape(math.nan), saying("1e6", "1e14")),
+        (lambda: plans(SMALL, 10**12, H100, sequences=8), "1000000000000 GPUs"),  # at once, however many
     ],
 )
 def test_what_cannot_be_planned_is_refused(call, says):
@@ -175,21 +177,21 @@ def test_a_known_model_a_batch_a_sequence_and_a_sharded_optimizer_are_taken(caps
     text = told(*arguments, "--seq", "2048", "--shard-optimizer", capsys=capsys)
     config = dataclasses.replace(LLAMA, seq_length=2048)
     best = plans(config, 16, MACHINES["H200 DGX"], sequences=32, shard_optimizer=True)[0]
-    assert "32 sequences of 2048 tokens a step on 16 GPUs of H200 DGX" in text
+    assert re.search(saying("32 sequences", "2048 tokens", "16 GPUs", "H200 DGX"), text)
     assert f"{best.bill.total / 1e9:.1f} {best.time.total:.3g}" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ("--params 70e9 --gpus 8 --gpu h100", 1, "nothing fits: 69.8 billion parameters on 8 GPUs"),
-        ("--params 70e9 --gpus 8 --gpu b100", 2, "no machine is called 'b100'; known: V100 DGX-2H"),
+        ("--params 70e9 --gpus 8 --gpu h100", 1, saying("69.8 billion parameters", "8 GPUs", "80 GB")),
+        ("--params 70e9 --gpus 8 --gpu b100", 2, saying("'b100'", "V100 DGX-2H")),
         ("--params 7e9 --gpus 0 --gpu h100", 2, "gpus=0"),
         ("--gpus 8 --gpu h100", 2, "--params --model"),
-        ("--params apples --gpus 8 --gpu h100", 2, "apples isn't a number such as 70e9"),
-        ("--params nan --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
-        ("--params inf --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
-        ("--params=-7e9 --gpus 8 --gpu h100", 2, "from 1e6 to 1e14"),
+        ("--params apples --gpus 8 --gpu h100", 2, saying("apples", "70e9")),
+        ("--params nan --gpus 8 --gpu h100", 2, saying("1e6", "1e14")),
+        ("--params inf --gpus 8 --gpu h100", 2, saying("1e6", "1e14")),
+        ("--params=-7e9 --gpus 8 --gpu h100", 2, saying("1e6", "1e14")),
     ],
 )
 def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
@@ -199,7 +201,7 @@ def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
         returned = stopped.code
     captured = capsys.readouterr()
     assert returned == code
-    assert says in " ".join((captured.out + captured.err).split())
+    assert re.search(says, " ".join((captured.out + captured.err).split()))
 
 
 def test_parameters_are_written_as_people_write_them():

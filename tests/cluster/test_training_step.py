@@ -4,12 +4,14 @@ tests/cluster/test_three_dimensions.py compares its results with plain PyTorch f
 """
 
 import gc
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests import saying
 from tests.reference import random
 from tests.tensor.on_ranks import assert_refused, refusals
 from tplab import launch
@@ -197,16 +199,13 @@ def four():
 
 
 def test_sums_over_tp_and_of_a_tied_table_and_norms_refuse_gradients_that_data_parallelism_has_taken(four):
-    advices = ["call its finish() first", "zero.pieces()", "zero.pieces()"]
+    advices = ["finish()", "zero.pieces()", "zero.pieces()"]
     for on_rank in four:
         for (before, the_sum, the_norm), advice in zip(on_rank["orders"], advices, strict=True):
-            assert "sequence-parallel parameters has a gradient: call this after backward" in before
-            assert "can't sum the gradients of sequence-parallel parameters" in the_sum
-            assert "can't compute the gradient's norm" in the_norm
-            assert advice in the_sum
-            assert advice in the_norm
-    words = "can't sum the gradients of the tied parameter's two copies"
-    assert_refused([on_rank["tied"] for on_rank in four], words, words, words)
+            assert re.search(saying("sequence-parallel", "zero_grad()"), before)
+            assert re.search(saying("sequence-parallel", ".grad", advice), the_sum)
+            assert re.search(saying("norm", ".grad", advice), the_norm)
+    assert_refused([on_rank["tied"] for on_rank in four], "tied", "tied", "tied")
 
 
 # Groups that don't fit the model
@@ -214,19 +213,17 @@ def test_sums_over_tp_and_of_a_tied_table_and_norms_refuse_gradients_that_data_p
 
 def test_data_parallelism_and_norms_refuse_groups_that_do_not_fit_a_sharded_model(four):
     replicas = 'group=mesh.get_group("dp")'
-    no_mesh = "but there is no mesh. Each rank would compute a different norm"
     for rank, on_rank in enumerate(four):
         messages, unchanged = on_rank["groups"]
-        row = [rank // 2 * 2, rank // 2 * 2 + 1]
+        row, column = [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2]
         assert unchanged
         for message in messages[:3]:
-            assert f"is sharded over ranks {row}" in message
-            assert replicas in message
-        assert no_mesh in messages[3]
-        assert "4 ranks need their mesh" in messages[4]
-        assert "aren't replicas: their parameters differ in number, shape or dtype" in messages[5]
-        assert f"is sharded over ranks {row}, but the mesh's tp ranks are {[rank % 2, rank % 2 + 2]}" in messages[6]
-        assert "on this mesh, each rank updates only its part of the model" in messages[7]
+            assert re.search(saying(f"ranks {row}", replicas), message)
+        assert re.search(saying(f"ranks {row}", "no mesh"), messages[3])
+        assert re.search(saying("4 ranks", "mesh"), messages[4])
+        assert re.search(saying(f"ranks {column}", "dtype", replicas), messages[5])
+        assert re.search(saying(f"ranks {row}", "tp", f"{column}"), messages[6])
+        assert re.search(saying("mesh", "Adafactor", "`elementwise = True`"), messages[7])
 
 
 # Updates
@@ -250,7 +247,7 @@ def test_a_norm_that_is_not_finite_changes_neither_weights_nor_optimizer(options
     average = [state["exp_avg"].clone() for state in inner.state.values()]
     for scale in (torch.nan, torch.inf):
         if check:
-            with pytest.raises(FloatingPointError, match="norm of the gradient is (nan|inf). The update would have"):
+            with pytest.raises(FloatingPointError, match=r"norm.* (nan|inf)\b"):
                 step(scale)
         else:
             assert not torch.tensor(step(scale)).isfinite()
@@ -277,9 +274,9 @@ def test_the_next_step_starts_without_gradients_even_of_parameters_that_are_not_
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"zero": 3}, "this model has no `layers`"),
-        ({"zero": 1, "norm": print}, "norm reads .grad, which zero=1 empties"),
-        ({"max_norm": -1.0}, "should be 0 or more, or None"),
+        ({"zero": 3}, saying("zero=3", "`layers`")),
+        ({"zero": 1, "norm": print}, saying("norm", ".grad", "zero=1")),
+        ({"max_norm": -1.0}, saying("max_norm=-1.0")),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, says):
@@ -310,11 +307,11 @@ def linear_step(**options):
 @pytest.mark.parametrize("options", ZEROS)
 def test_a_second_owner_of_the_gradients_is_refused(options):
     model, _ = linear_step(**options)
-    with pytest.raises(ValueError, match="ZeRO already reduces the gradients of a parameter"):
+    with pytest.raises(ValueError, match=saying("ZeRO", "gradients", "ZeRO")):
         TrainingStep(model, SGD, zero=1)
     other = nn.Linear(2, 2)
     DataParallel(other)
-    with pytest.raises(ValueError, match="DataParallel already reduces the gradients"):
+    with pytest.raises(ValueError, match=saying("DataParallel", "gradients", "ZeRO")):
         ZeRO2(other.parameters(), SGD)
 
 
@@ -326,11 +323,11 @@ def replace(parameter):
     ("options", "change", "says"),
     [
         *(
-            (zero, lambda model: model[0].weight.requires_grad_(False), "were frozen or unfrozen")
+            (zero, lambda model: model[0].weight.requires_grad_(False), saying("frozen", "TrainingStep"))
             for zero in [{}, *ZEROS]
         ),
-        ({"zero": 1}, lambda model: model.double(), r"a parameter \[.*\] was replaced or cast"),
-        ({"zero": 1}, lambda model: replace(model[0].weight), r"a parameter \[.*\] was replaced or cast"),
+        ({"zero": 1}, lambda model: model.double(), saying("parameter [", "cast", "ZeRO")),
+        ({"zero": 1}, lambda model: replace(model[0].weight), saying("parameter [3, 3]", "cast", "ZeRO")),
     ],
 )
 def test_weights_that_are_frozen_replaced_or_cast_later_are_refused(options, change, says):
@@ -338,7 +335,7 @@ def test_weights_that_are_frozen_replaced_or_cast_later_are_refused(options, cha
     change(model)
     with training.micro_batch():
         model(torch.ones(1, 3, dtype=model[0].weight.dtype)).sum().backward()
-    with pytest.raises(ValueError, match=f"{says} after "):
+    with pytest.raises(ValueError, match=says):
         training.update()
 
 
@@ -351,7 +348,7 @@ def test_the_optimizers_own_step_is_refused_also_by_a_scheduler_and_changes_noth
     ids, targets = batch()
     with training.micro_batch():
         model(ids, targets).mean().backward()
-    with pytest.raises(RuntimeError, match=r"only parts of a sum, and not clipped: call update\(\)"):
+    with pytest.raises(RuntimeError, match=saying("optimizer.step()", "update()", "TrainingStep")):
         training.optimizer.step()
     assert not inner.state
     assert training.update() > 0
@@ -366,9 +363,9 @@ def test_a_backward_outside_of_micro_batch_is_refused_and_the_step_abandoned(opt
             with training.micro_batch(last=False):
                 model(torch.ones(1, 3)).sum().backward()
             if strays:
-                with pytest.raises(RuntimeError, match=r"outside of `with training.micro_batch\(\):`"):
+                with pytest.raises(RuntimeError, match=saying("`with training.micro_batch():`", "torch.autograd.grad")):
                     model(torch.ones(1, 3)).sum().backward()
-                with pytest.raises(ValueError, match="there is no gradient yet"):
+                with pytest.raises(ValueError, match=saying("`with training.micro_batch():`")):
                     training.update()
                 with training.micro_batch(last=False):
                     model(torch.ones(1, 3)).sum().backward()
@@ -408,10 +405,8 @@ def test_an_error_in_a_micro_batch_abandons_the_step(options):
 
 
 def test_replicas_that_use_different_layers_and_a_second_last_micro_batch_are_refused(two):
-    different = "the replicas used different layers in this step"
-    second = "the last micro-batch of this step has already run"
     refused = [on_rank["replicas"] for on_rank in two]
-    assert_refused(refused, different, different, different, "no error", second, different)
+    assert_refused(refused, "layers", "layers", "layers", "no error", "last=k == m - 1", "layers")
 
 
 def test_a_nan_that_only_another_rank_counts_is_noticed_on_all_ranks(two):
@@ -420,4 +415,4 @@ def test_a_nan_that_only_another_rank_counts_is_noticed_on_all_ranks(two):
 
 def test_a_tied_table_that_only_one_rank_froze_is_refused(two):
     for on_rank in two:
-        assert "one copy of the tied parameter is frozen and the other isn't" in on_rank["frozen"]
+        assert re.search(saying("tied", "frozen"), on_rank["frozen"])

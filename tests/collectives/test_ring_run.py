@@ -1,5 +1,6 @@
 """The record of a ring: every message of every step against a closed formula, and what is said of what is no ring."""
 
+import re
 from functools import cache
 from unittest import mock
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import saying
 from tests.collectives.rings import held_after, messages_to_the_right, mirrored
 from tplab.collectives import RingRun, record_ring, ring_all_reduce, ring_run, tree_all_reduce
 from tplab.collectives.by_hand import ring_reduce_scatter
@@ -27,7 +29,8 @@ def record_once():
 def test_every_message_of_every_step_is_recorded_and_what_the_ranks_have_after_it(p):
     run = record_ring(ring_all_reduce, p)
     assert plain(run) == messages_to_the_right(p)
-    assert (run.name, run.note, run.size) == ("tplab's ring_all_reduce", "", 1000 * p)
+    assert re.search(saying("tplab", "ring_all_reduce"), run.name)
+    assert (run.note, run.size) == ("", 1000 * p)
     assert run.held == tuple(
         tuple(tuple(held_after(step, rank, chunk, p) for chunk in range(p)) for rank in range(p))
         for step in range(2 * p - 1)
@@ -77,21 +80,20 @@ def of_torch(x):
 
 
 NOTES = [
-    (unwritten, "unwritten isn't written yet"),
-    (fails, "fails failed with RuntimeError on rank 0 (shape '[7, -1]' is invalid for input of size 375)"),
-    (stuck, "stuck got stuck"),
-    (forgets_the_copies, "forgets_the_copies returned a wrong sum on rank 0"),
-    (of_torch, "of_torch sent 0 messages from rank 0 and not 2(p-1) = 4"),
-    (tree_all_reduce, "tree_all_reduce sent a message from rank 0 that isn't exactly one chunk"),
+    (unwritten, r"unwritten.*\bwritten\b"),
+    (fails, saying("fails", "RuntimeError", "rank 0", "shape '[7, -1]' is invalid for input of size 375")),
+    (stuck, saying("stuck", "stuck")),
+    (forgets_the_copies, saying("forgets_the_copies", "wrong", "rank 0")),
+    (of_torch, saying("of_torch", "0 messages", "rank 0", "2(p-1) = 4")),
+    (tree_all_reduce, saying("tree_all_reduce", "rank 0", "chunk")),
 ]
 
 
 @pytest.mark.parametrize(("function", "why"), NOTES, ids=[function.__name__ for function, _ in NOTES])
 def test_where_a_function_is_no_ring_tplabs_own_runs_and_the_note_says_why(function, why):
     run = record_ring(function, 3)
-    assert run.note.endswith(f"{why}.")
-    assert run.note == f"This is tplab's ring, because {why}."
-    assert run.name == "tplab's ring_all_reduce"
+    assert re.search(why, run.note)
+    assert re.search(saying("tplab", "ring_all_reduce"), run.name)
     assert plain(run) == messages_to_the_right(3)
 
 
@@ -100,4 +102,4 @@ def test_a_function_of_a_notebook_is_called_yours():
         return ring_all_reduce(x)
 
     my_ring.__module__ = "__main__"
-    assert record_ring(my_ring, 2).name == "your my_ring"
+    assert re.search(saying("your", "my_ring"), record_ring(my_ring, 2).name)

@@ -1,10 +1,12 @@
 """The clock: against numbers done by hand, against the longest path through the graph, and what it refuses."""
 
 import random
+import re
 from graphlib import TopologicalSorter
 
 import pytest
 
+from tests import saying
 from tplab.cost.clock import Operation, OrderError, play
 
 
@@ -71,12 +73,11 @@ def test_random_lists_against_the_longest_path(seed):
 
 
 def test_an_impossible_order_names_the_operation_and_the_missing_input():
-    with pytest.raises(OrderError, match="'dX' on rank 0 can't start without 'dZ'.*later in the same lane") as error:
+    with pytest.raises(OrderError, match=saying("'dX'", "rank 0", "'dZ'", "lane")) as error:
         play(backward_of_an_mlp("dX start dZ dB dA wait"))
     assert (error.value.operation, error.value.missing) == ("dX", "dZ")
     stuck = [Operation("first", 1, ["a"], rank=2), Operation("a", 1, ["b"]), Operation("b", 1, ["a"], rank=1)]
     with pytest.raises(OrderError) as error:
         play(stuck)
     assert [(one.name, name) for one, name in error.value.circle] == [("a", "b"), ("b", "a")]
-    for word in ("'a' on rank 0 waits for 'b'", "'b' on rank 1 waits for 'a'"):
-        assert word in str(error.value)
+    assert re.search(saying("'b'", "'a'", "rank 0", "'b'", "'b'", "rank 1", "'a'"), str(error.value))

@@ -35,9 +35,9 @@ def test_a_machine_is_found_by_the_beginning_of_its_name(asked, found):
 
 REFUSED = [
     *((lambda name=name: machine(name), "V100 DGX-2H, A100 DGX, H100 DGX, H200 DGX") for name in ("b300", "h")),
-    (lambda: dataclasses.replace(EIGHT, bandwidth=0.0), "bandwidth="),
-    (lambda: dataclasses.replace(EIGHT, losses=Losses(ring=81)), "ring=81.*should be shares above 0, up to 1"),
-    (lambda: dataclasses.replace(EIGHT, losses=Losses(contention=1.0)), "contention a share below 1"),
+    (lambda: dataclasses.replace(EIGHT, bandwidth=0.0), "bandwidth=0.0"),
+    (lambda: dataclasses.replace(EIGHT, losses=Losses(ring=81)), "ring=81"),
+    (lambda: dataclasses.replace(EIGHT, losses=Losses(contention=1.0)), "contention=1.0"),
     (lambda: EIGHT.link(0), "p=0, stride=1"),
 ]
 

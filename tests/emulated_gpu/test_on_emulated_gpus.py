@@ -31,10 +31,10 @@ def test_the_gpu_check_can_be_rehearsed(tmp_path: Path) -> None:
     for _ in range(2):
         done = on_gpus(2, "-m", "benchmarks.gpu_check", *options, "--only", "ring", "a step", "constants")
         assert done.returncode == 0, done.stdout + report.read_text()
-        assert "3 of 3 items passed" in done.stdout
-    assert "constants of the cost model ..." not in done.stdout
+        assert "3 of 3" in done.stdout
+    assert "..." not in done.stdout
     said = report.read_text()
-    for part in ("rehearsal on emulated GPUs", "2 x emulated GPU", "| tplab |", "fraction: square matmuls"):
+    for part in ("rehearsal", "2 x emulated GPU", "| tplab |", "fraction: "):
         assert part in said
     assert [name for name in (str(ROOT), str(tmp_path)) if name in said] == []
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests import saying
 from tests.gpu import test_pipelines as pipelines
 from tplab import device, launch
 from tplab.collectives.subgroups import split
@@ -108,15 +109,15 @@ FAULTS: dict[Callable[[], object], str] = {
     a_tensor_of_the_cpu_in_a_collective: "No backend type associated with device type cpu",
     a_batch_that_stayed_on_the_cpu: "Expected all tensors to be on the same device",
     targets_that_stayed_on_the_cpu: "Expected all tensors to be on the same device",
-    a_message_of_int16: "data type torch.int16 is not supported by NCCL",
-    a_group_made_by_its_members_only: r"waits in new_group\(\[0, 2\]\) for ranks \[1\]",
-    a_ring_of_sends_one_by_one: r"rank . never receives from rank . \(message #1\); rank . is waiting in send",
-    two_large_sends_first: r"rank . never receives from rank . \(message #1\); rank . is waiting in send",
-    a_received_tensor_read_too_early: r"reads a tensor of \[4\] while a message that writes it is under way",
-    a_sent_tensor_overwritten_too_early: r"writes a tensor of \[4\] while a message that reads it is under way",
-    a_sum_read_before_it_is_waited_for: r"reads a tensor of \[4\] while a message that writes it is under way",
-    a_sum_whose_memory_is_freed_too_early: r"resize_ writes a tensor of \[16\] while a message that writes it",
-    a_pipeline_whose_connections_were_not_opened: r"rank . never sends to rank . \(message #1\); rank . is waiting",
+    a_message_of_int16: saying("torch.int16", "NCCL"),
+    a_group_made_by_its_members_only: saying("new_group([0, 2])", "ranks [1]"),
+    a_ring_of_sends_one_by_one: saying("rank ", "rank ", "message #1", "rank ", "send to rank "),
+    two_large_sends_first: saying("rank ", "rank ", "message #1", "rank ", "send to rank "),
+    a_received_tensor_read_too_early: saying("reads", "[4]", "writes"),
+    a_sent_tensor_overwritten_too_early: saying("writes", "[4]", "reads"),
+    a_sum_read_before_it_is_waited_for: saying("reads", "[4]", "writes"),
+    a_sum_whose_memory_is_freed_too_early: saying("resize_", "[16]", "writes"),
+    a_pipeline_whose_connections_were_not_opened: saying("rank ", "rank ", "message #1", "rank ", "recv from rank "),
 }
 
 
@@ -178,5 +179,5 @@ def test_a_seed_means_other_numbers_on_a_gpu_and_the_same_for_every_p_of_a_sessi
 
 
 def test_a_gpu_beyond_the_last_one_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="invalid device ordinal 64"):
+    with pytest.raises(RuntimeError, match="ordinal 64"):
         torch.cuda.set_device(64)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import saying
 from tests.gpt.real_configs import REAL
 from tplab.gpt.hugging_face_config import gpt_config
 from tplab.gpt.hugging_face_folder import config_of_folder, load_folder
@@ -103,5 +104,5 @@ def test_the_two_kinds_of_gelu_are_told_apart():
 
 
 def test_a_size_that_is_missing_is_named():
-    with pytest.raises(ValueError, match="lacks n_layer"):
+    with pytest.raises(ValueError, match=saying("n_layer", "config.json")):
         gpt_config(REAL["gpt2"] | {"n_layer": None})

@@ -1,7 +1,10 @@
 """Schedules as data: their order by hand, the published formulas for bubble, memory and traffic, what is refused."""
 
+import re
+
 import pytest
 
+from tests import saying
 from tests.pipeline.messages import traffic
 from tplab.pipeline.p2p import connections
 from tplab.pipeline.schedule_order import ScheduleError, Span, bubble, check, simulate
@@ -66,9 +69,9 @@ def test_the_order_is_the_published_one(made, text, m):
 
 
 def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match=saying("p=0", "m=1", "v=1")):
         gpipe(0, 1)
-    with pytest.raises(ValueError, match="3 micro-batches can't go round 2 ranks in whole rounds: use a multiple of 2"):
+    with pytest.raises(ValueError, match=saying("3 micro-batches", "2 ranks", "multiple of 2")):
         interleaved(2, 3, 2)
 
 
@@ -142,35 +145,32 @@ def test_spans_of_a_small_schedule():
 
 
 REFUSED = {
-    "missing forward": ("F0 B0\nB0", "rank 1 does B for micro-batch 0 in chunk 0. Every micro-batch needs F and B, or"),
-    "missing weights": ("F0 B0\nF0 I0", "rank 1 does F, I for micro-batch 0"),
-    "twice": ("F0 F0 B0\nF0 B0", "rank 0 does F, F, B for micro-batch 0"),
-    "both kinds": ("F0 B0 W0\nF0 B0", "rank 0 does F, B, W for micro-batch 0"),
-    "a micro-batch too many": ("F0 B0 F1\nF0 B0", "rank 0 has F1, but there are 1 micro-batches and 1 chunks"),
+    "missing forward": ("F0 B0\nB0", ["rank 1", " B ", "micro-batch 0", "chunk 0", "F and B"]),
+    "missing weights": ("F0 B0\nF0 I0", ["rank 1", " F, I ", "micro-batch 0"]),
+    "twice": ("F0 F0 B0\nF0 B0", ["rank 0", " F, F, B ", "micro-batch 0"]),
+    "both kinds": ("F0 B0 W0\nF0 B0", ["rank 0", " F, B, W ", "micro-batch 0"]),
+    "a micro-batch too many": ("F0 B0 F1\nF0 B0", ["rank 0", "F1", "1 micro-batches", "1 chunks"]),
     "weights before input": (
         "F0 W0 I0\nF0 B0",
-        "'W of micro-batch 0 on stage 0' on rank 0 can't start without 'B of micro-batch 0 on stage 0': that comes",
+        ["'W", "micro-batch 0", "stage 0", "rank 0", "'B", "micro-batch 0", "stage 0", "lane"],
     ),
     "backward before forward": (
         "F0 B0\nB0 F0",
-        "'B of micro-batch 0 on stage 1' on rank 1 can't start without 'F of micro-batch 0 on stage 1': that comes",
+        ["'B", "micro-batch 0", "stage 1", "rank 1", "'F", "micro-batch 0", "stage 1", "lane"],
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_incomplete_or_in_an_impossible_order_is_refused(name):
-    text, words = REFUSED[name]
-    with pytest.raises(ScheduleError) as error:
+    text, says = REFUSED[name]
+    with pytest.raises(ScheduleError, match=saying(*says)):
         check(schedule(text, 1))
-    assert words in str(error.value)
 
 
 def test_the_two_ranks_of_a_circle_are_named():
     with pytest.raises(ScheduleError) as error:  # rank 0 only waits for the circle
         check(schedule("F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\nF0 F1 I0 I1 W0 W1", 2))
-    assert str(error.value) == (
-        "this schedule never ends: 'B of micro-batch 0 on stage 1' on rank 1 can't start without 'B of micro-batch 0 "
-        "on stage 2': 'B of micro-batch 0 on stage 1' on rank 1 waits for 'B of micro-batch 0 on stage 2', and 'F of "
-        "micro-batch 1 on stage 2' on rank 2 waits for 'F of micro-batch 1 on stage 1'"
-    )
+    b1, b2, f1, f2 = (("'" + kind, f"micro-batch {k}", f"stage {s}'") for kind, k in ("B0", "F1") for s in (1, 2))
+    assert re.search(saying(*b1, "rank 1", *b2, *b1, "rank 1", *b2, *f2, "rank 2", *f1), str(error.value))
+    assert "rank 0" not in str(error.value)

@@ -90,6 +90,6 @@ def test_stages_of_a_sequence_parallel_model_drop_and_compute_the_same_as_all_of
 
 def test_layers_that_cannot_be_divided_are_refused():
     assert_refuses(
-        (lambda: gpt_stages(ParallelGPT(GPT), 3), "4 layers can't be divided evenly over 3 stages: pass a list"),
-        (lambda: gpt_stages(ParallelGPT(GPT), [3, 2]), "stages of [3, 2] layers have 5 in all; the model has 4"),
+        (lambda: gpt_stages(ParallelGPT(GPT), 3), "4 layers", "3 stages"),
+        (lambda: gpt_stages(ParallelGPT(GPT), [3, 2]), "[3, 2]", " 5 ", " 4"),
     )

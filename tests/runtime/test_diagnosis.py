@@ -1,7 +1,10 @@
 """Who waits where, and can it end: the rules, on boards written by hand."""
 
+import re
+
 import pytest
 
+from tests import saying
 from tplab.runtime.board import CHANNELS, SLOTS, Board, Call, Entry, anonymous_file, board_bytes
 from tplab.runtime.diagnosis import deadlocked, explain, snapshot
 
@@ -44,8 +47,8 @@ def receive(rank: int, sender: int) -> Entry:
 
 TWO, ALL = dict.fromkeys((0, 1), all_reduce(1)), dict.fromkeys(WORLD, all_reduce(1))
 PAIR, CIRCLE = {0: receive(0, 1), 1: receive(1, 0)}, {rank: receive(rank, (rank + 1) % 3) for rank in WORLD}
-SAYS = "rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 are waiting in it."
-SEND, SENDS = {0: message("send", 0, 1)}, "rank 1 never receives from rank 0 (message #1); rank 0 is waiting in send to"
+SAYS = ["rank 2", "all_reduce #1 ([2] float32, sum)", "ranks 0, 1"]
+SEND, SENDS = {0: message("send", 0, 1)}, ["rank 1", "rank 0", "message #1", "rank 0", "send", "rank 1"]
 # fmt: off
 WAITING = {  # what ranks wait in or have passed, which have returned, which can never go on, and how it is explained
     "for a rank that computes":              (TWO,                                {},    [],  [],        ""),
@@ -69,7 +72,7 @@ def test_ranks_that_can_never_go_on_are_found(waits, past, returned, stuck, says
         boards[0].set_state(rank, "returned")
     states = snapshot(boards[0])
     assert deadlocked(states) == stuck
-    assert not says or explain(states).startswith(says)
+    assert not says or re.search(saying(*says), explain(states).partition("\n")[0])
 
 
 def test_entries_that_were_overwritten_still_count(boards: list[Board]) -> None:

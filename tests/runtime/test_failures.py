@@ -6,6 +6,7 @@ by itself. `launch` gets a timeout only so that a missing diagnosis fails the te
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ from torch import ones
 from torch.distributed import _functional_collectives as functional
 
 import tplab
+from tests import saying
 from tplab.runtime import watch
 
 
@@ -47,10 +49,10 @@ def test_an_error_is_reported_with_its_rank_line_and_what_the_others_did() -> No
     error = fails(program, 3)
     assert (error.rank, error.cause_type, error.cause_message) == (1, "ValueError", "no such head")
     report = str(error)
-    assert report.startswith("rank 1 failed:")
+    assert report.startswith("rank 1 ")
     assert f'test_failures.py", line {line_of(program, 2)}, in program' in report
-    assert "rank 1 never joined all_reduce #1 ([4, 8] float32, sum); ranks 0, 2 are waiting in it." in report
-    assert "rank 1: has raised an error" in report
+    never_joined = ("\nrank 1 ", "all_reduce #1 ([4, 8] float32, sum)", "ranks 0, 2")
+    assert re.search(saying(*never_joined, "\n  rank 1:", "raised"), report)
     assert "tplab/runtime" not in report, "the launcher's own frames are noise"
 
 
@@ -69,8 +71,8 @@ def test_a_group_of_errors_is_reported_once_with_the_place_of_each() -> None:
     assert error.cause_message.startswith("two are wrong (2 sub-exceptions)\n")
     report = str(error)
     assert report.count("Traceback") == 1
-    assert f'1. ValueError: no such head\n  at File "{__file__}", line {line_of(fail, 1)}, in fail\n' in report
-    assert "2. KeyError: 'bias'" in report
+    place = f'File "{__file__}", line {line_of(fail, 1)}, in fail\n'
+    assert re.search(saying("1. ValueError: no such head\n", place, "2. KeyError: 'bias'"), report)
     assert "rank.py" not in report
 
 
@@ -90,27 +92,27 @@ def crashes() -> None:
 
 
 DEATHS = [
-    (lambda: os._exit(0), "rank 1 exited with status 0 before its function returned"),
-    (lambda: signal.raise_signal(signal.SIGKILL), "rank 1 was ended by SIGKILL (if you did not do that, the machine"),
-    (crashes, f"test_failures.py line {line_of(crashes, 1)} in crashes"),
-    (lambda: sys.exit("bad flag"), "SystemExit: bad flag"),
+    (lambda: os._exit(0), ["rank 1", "status 0"]),
+    (lambda: signal.raise_signal(signal.SIGKILL), ["rank 1", "SIGKILL", "memory"]),
+    (crashes, ["rank 1", "SIGSEGV", "test_failures.py", f"line {line_of(crashes, 1)}", "crashes"]),
+    (lambda: sys.exit("bad flag"), ["rank 1", "SystemExit: bad flag"]),
 ]
 
 
 @pytest.mark.parametrize(("how", "says"), DEATHS)
-def test_a_rank_that_dies_is_named_and_the_rank_that_lost_it_is_not_blamed(how: Callable, says: str) -> None:
+def test_a_rank_that_dies_is_named_and_the_rank_that_lost_it_is_not_blamed(how: Callable, says: list[str]) -> None:
     error = fails(exits(how))
     assert error.rank == 1
-    assert says in str(error)
-    assert ("rank 1 was ended by SIGSEGV" in str(error)) == (how is crashes)
-    assert "rank 0: is waiting in all_reduce #2 ([2] float32, sum), called at" in str(error)
+    waits = ("\n  rank 0:", "all_reduce #2 ([2] float32, sum)", "test_failures.py")
+    assert re.search(saying(*says, *waits), str(error))
+    assert ("SIGSEGV" in str(error)) == (how is crashes)
     assert "Connection" not in str(error)
 
 
 def test_a_result_that_cannot_travel_names_its_rank_and_type() -> None:
     error = fails(lambda: (i for i in range(3)))
     assert error.cause_type == "TypeError"
-    assert "rank 0 returned a value (of type generator) that cannot travel" in str(error)
+    assert re.search(saying("rank 0", "type generator"), error.cause_message)
 
 
 # Ranks that wait for what never comes, or call something else
@@ -188,73 +190,74 @@ def group_created_by_its_members_alone(rank: int) -> None:
 
 
 CROSSED = [
-    "rank 1 never joined all_reduce #1 ([2] float32, sum) of group [0, 1]; rank 0 is waiting in it.",
-    "first if rank == 0 else second)\n          in the group created at",
-    "first = dist.new_group([0, 1])\n  rank 1: is waiting in all_reduce #1",
-    "second = dist.new_group([0, 1])\n",
-    "Some ranks are in more than one group of the same ranks",
+    ("rank 1", "all_reduce #1 ([2] float32, sum)", "group [0, 1]", "rank 0"),
+    ("rank 0:", "all_reduce #1", "first if rank == 0 else second)\n", "first = dist.new_group([0, 1])"),
+    ("rank 1:", "all_reduce #1", "first if rank == 0 else second)\n", "second = dist.new_group([0, 1])"),
+    ("one group",),
 ]
 # fmt: off
-CASES = {  # the number of ranks, what each does given its rank, and words of the report
+CASES = {  # the number of ranks, what each does given its rank, and what single lines of the report say
     "a skipped collective":
                         (4, skips_the_second,
-                         ["rank 2 never joined all_reduce #2 ([4, 8] float32, sum); ranks 0, 1, 3 are waiting in it.",
-                          "rank 2: has returned",
-                          f"test_failures.py line {line_of(skips_the_second, 3)} in skips_the_second"]),
+                         [("rank 2", "all_reduce #2 ([4, 8] float32, sum)", "ranks 0, 1, 3"), ("rank 2:", "returned"),
+                          ("test_failures.py", f"line {line_of(skips_the_second, 3)}", "skips_the_second")]),
     "two receives":     (2, lambda rank: dist.recv(ones(2), src=1 - rank),
-                         ["rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([2]",
-                          "have one side send first"]),
-    "two large sends":  (2, lambda rank: dist.send(ones(1 << 20), dst=1 - rank), ["rank 1 never receives from rank 0"]),
-    "another tag":      (2, another_tag, ["rank 0 sends to rank 1 with tag 1, but rank 1 expects a message with tag"]),
+                         [("rank 1", "rank 0", "message #1", "rank 0", "recv", "rank 1", "[2] float32"),
+                          ("dist.batch_isend_irecv",)]),
+    "two large sends":  (2, lambda rank: dist.send(ones(1 << 20), dst=1 - rank),
+                         [("rank 1", "rank 0", "message #1", "rank 0", "send", "rank 1", "[1048576] float32")]),
+    "another tag":      (2, another_tag, [("rank 0", "rank 1", "tag 1", "rank 1", "tag 2")]),
     "a lost message":   (2, sends_and_returns,
-                         ["rank 0 began to send message #1 to rank 1 and has returned; rank 1 is waiting in recv",
-                          "Keep the handle that dist.isend returns"]),
+                         [("rank 0", "message #1", "rank 1", "returned", "rank 1", "recv"),
+                          ("dist.isend", "wait()")]),
     "one absent, from a functional collective":
                         (2, lambda rank: rank or functional.all_reduce(ones(3), "sum", dist.group.WORLD) + 1,
-                         ["rank 1 never joined all_reduce #1 ([3] float32, sum)"]),
+                         [("rank 1", "all_reduce #1 ([3] float32, sum)", "rank 0")]),
     "new_group or a barrier":
                         (3, new_group_skipped_for_a_barrier,
-                         ["rank 1 never joined new_group #1 (ranks [0, 1, 2]); ranks 0, 2 are waiting",
-                          "ranks 0, 2 never joined barrier #1; rank 1 is waiting in it."]),
+                         [("rank 1", "new_group #1 (ranks [0, 1, 2])", "ranks 0, 2"),
+                          ("ranks 0, 2", "barrier #1", "rank 1")]),
     "new_group by its members":
                         (4, new_group_by_its_members,
-                         ["the ranks don't create the same groups in the same order (new_group #1):",
-                          "rank 0: new_group #1 (ranks [0, 1]) at", "rank 3: new_group #1 (ranks [2, 3]) at"]),
+                         [("order", "new_group #1"), ("rank 0: new_group #1 (ranks [0, 1])",),
+                          ("rank 3: new_group #1 (ranks [2, 3])",)]),
     "a receive from any rank":
                         (3, receive_from_any_after_the_last_message,
-                         ["none of ranks 1, 2 sends to rank 0 with tag 0; rank 0 is waiting in recv"]),
+                         [("ranks 1, 2", "rank 0", "tag 0", "rank 0", "recv")]),
     "crossed groups":   (3, crossed_groups, CROSSED),
     "a thread that receives":
                         (2, joins_a_thread_that_receives,
-                         ["rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1"]),
+                         [("rank 1", "rank 0", "message #1", "rank 0", "recv", "rank 1")]),
     "another shape, in a program that catches its error":
                         (2, catches_its_error,
-                         ["collective #1 is not the same on all ranks", "rank 0: all_reduce #1 ([2] float32, sum) at",
-                          "rank 1: all_reduce #1 ([3] float32, sum) at"]),
+                         [("collective #1",), ("rank 0: all_reduce #1 ([2] float32, sum)",),
+                          ("rank 1: all_reduce #1 ([3] float32, sum)",)]),
     "another shape in a line that agreed before":
-                        (2, agrees_until_the_last_time, ["rank 1: all_reduce #300 ([3] float32, sum) at"]),
+                        (2, agrees_until_the_last_time, [("rank 1: all_reduce #300 ([3] float32, sum)",)]),
     "another collective":
                         (2, lambda rank: dist.broadcast(ones(2), src=0) if rank else dist.all_reduce(ones(2)),
-                         ["rank 1: broadcast #1 ([2] float32, root 0) at",
-                          "rank 0: all_reduce #1 ([2] float32, sum) at"]),
+                         [("rank 1: broadcast #1 ([2] float32, root 0)",),
+                          ("rank 0: all_reduce #1 ([2] float32, sum)",)]),
     "another message":  (2, lambda rank: dist.recv(ones(2), src=0) if rank else dist.send(ones(3), dst=1),
-                         ["message #1 from rank 0 to rank 1 is not the same on both sides"]),
+                         [("message #1", "rank 0", "rank 1", "same")]),
 }
 # fmt: on
 
 
 @pytest.mark.parametrize(("p", "program", "says"), CASES.values(), ids=CASES)
 def test_a_deadlock_or_a_difference_between_the_ranks_is_explained_with_the_line(
-    p: int, program: Callable[[int], object], says: list[str]
+    p: int, program: Callable[[int], object], says: list[tuple[str, ...]]
 ) -> None:
     error = fails(lambda: program(dist.get_rank()), p)
     assert isinstance(error, tplab.Deadlock)
     report = str(error)
-    assert "not finished after" not in report
-    assert [words for words in says if words not in report] == []
+    assert error.cause_type != "timeout"
+    lines = re.split(r"\n(?!   )", report)  # a line that is indented further goes on with the one before
+    assert [parts for parts in says if not any(re.search(saying(*parts), line) for line in lines)] == []
     first = program.__code__.co_firstlineno
     last = max(line for *_, line in program.__code__.co_lines() if line)
-    assert any(f"test_failures.py line {line} in " in report for line in range(first, last + 1))
+    places = (saying("test_failures.py", f"line {line}") + r"\b" for line in range(first, last + 1))
+    assert any(re.search(place, report) for place in places)
 
 
 def hangs() -> None:
@@ -265,9 +268,8 @@ def hangs() -> None:
 def test_a_rank_that_hangs_in_python_is_named_with_its_line_when_time_is_up() -> None:
     error = fails(lambda: hangs() if dist.get_rank() else dist.all_reduce(ones(2)), timeout=2)
     assert isinstance(error, tplab.Deadlock)
-    assert "not finished after 2 s (timeout=2)" in str(error)
-    lines = [f"rank 1: runs Python at {__file__} line {line_of(hangs, offset)} in hangs" for offset in (1, 2)]
-    assert any(line in str(error) for line in lines)
+    patterns = [saying("2 s", "timeout=2", "rank 1:", __file__, f"line {line_of(hangs, at)}", "hangs") for at in (1, 2)]
+    assert any(re.search(pattern, str(error)) for pattern in patterns)
     error = fails(hangs, timeout=1)
     assert not isinstance(error, tplab.Deadlock)
     assert error.cause_type == "timeout"
@@ -275,9 +277,10 @@ def test_a_rank_that_hangs_in_python_is_named_with_its_line_when_time_is_up() ->
 
 def test_a_rank_outside_a_group_that_did_not_create_it_is_named_although_gloo_goes_on() -> None:
     report = str(fails(lambda: group_created_by_its_members_alone(dist.get_rank()), 3))
-    assert "rank 2 never joined new_group #2 (ranks [0, 1])." in report
-    line = line_of(group_created_by_its_members_alone, 3)
-    assert f"line {line} in group_created_by_its_members_alone" in report
+    line = f"line {line_of(group_created_by_its_members_alone, 3)}"
+    assert re.search(
+        saying("rank 2", "new_group #2 (ranks [0, 1])", line, "group_created_by_its_members_alone"), report
+    )
 
 
 # Long reports
@@ -294,9 +297,7 @@ def test_long_reports_are_shortened() -> None:
             raise ValueError("\n".join(map(str, range(5000))))  # noqa: B904 (shows both)
 
     report = str(fails(program, 1))
-    assert "over 900 more calls in between" in report
-    assert "RecursionError: maximum recursion depth exceeded" in report
-    assert "more lines ..." in report
+    assert re.search(saying("900", "calls", "RecursionError: maximum recursion depth", "... 4900", "lines"), report)
     assert len(report.splitlines()) < 60 + 120
 
 
@@ -306,7 +307,8 @@ def test_long_reports_are_shortened() -> None:
 def test_a_tensor_that_is_not_one_block_of_memory_is_refused() -> None:
     error = fails(lambda: dist.all_reduce([ones(1).expand(4), ones(4, 8)[:, ::2]][dist.get_rank()]))
     assert error.cause_type == "ValueError"
-    assert str(error).count("fill one block of memory") == 2
+    for shape_and_strides in ("[4]", "[0]"), ("[4, 4]", "[8, 2]"):
+        assert re.search(saying("all_reduce", *shape_and_strides, "memory", "x.contiguous()"), str(error))
 
 
 def test_a_collective_on_a_group_one_is_no_member_of_is_an_error() -> None:
@@ -316,7 +318,7 @@ def test_a_collective_on_a_group_one_is_no_member_of_is_an_error() -> None:
 
     error = fails(program)
     assert error.rank == 1
-    assert "rank 1 calls all_reduce on a group that it is no member of" in str(error)
+    assert re.search(saying("rank 1", "all_reduce", "member"), error.cause_message)
     assert "Invalid process group" not in str(error)
 
 
@@ -353,7 +355,7 @@ def test_an_end_that_is_seen_late_is_still_the_cause(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(watch.Watch, "_read_exit", late)
     error = fails(exits(lambda: os._exit(3)))
     assert error.rank == 1
-    assert str(error).startswith("rank 1 exited with status 3")
+    assert re.search(saying("rank 1", "status 3"), str(error).partition("\n")[0])
 
 
 # Programs that are right. Each waits longer than a deadlock must last to be called one.

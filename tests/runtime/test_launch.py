@@ -1,6 +1,7 @@
 """launch(): what it runs, what travels, what it refuses. The reference is what plain Python would have done."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
+from tests import saying
 from tplab.runtime.forkserver import is_rank
 
 NOTEBOOKS = {  # what the cells of a notebook define, and what `program` returns on two ranks
@@ -136,41 +138,39 @@ def test_random_numbers_of_numpy_differ_between_ranks_although_the_server_has_im
 def test_what_cannot_be_sent_is_named() -> None:
     lock = threading.Lock()
     holder = SimpleNamespace(inner=[1, lock])
-    cases: list[tuple[Callable[..., object], dict[str, Any], str]] = [
-        (lambda x: None, {"kwargs": {"x": holder}}, "kwargs['x'], of type SimpleNamespace, can't be sent"),
-        (lambda: lock, {}, "the variable lock that the body of the lambda uses, of type lock, can't be sent"),
-        (lambda x=lock: None, {}, "a default value of the lambda, of type lock, can't be sent"),
+    cases: list[tuple[Callable[..., object], dict[str, Any], list[str]]] = [
+        (lambda x: None, {"kwargs": {"x": holder}}, ["kwargs['x']", "type SimpleNamespace"]),
+        (lambda: lock, {}, ["variable", "lock", "lambda", "type lock"]),
+        (lambda x=lock: None, {}, ["default", "lambda", "type lock"]),
     ]
     for function, call, says in cases:
-        with pytest.raises(TypeError) as caught:
+        with pytest.raises(TypeError, match=saying(*says)):
             tplab.launch(function, 2, **call)
-        assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        ({"world_size": 0}, ValueError, "between 1 and 64"),
-        ({"world_size": 2.5}, TypeError, "whole number of ranks, got 2.5"),
-        ({"backend": "mpi"}, ValueError, "one of auto, gloo, nccl, got 'mpi'"),
-        ({"timeout": float("nan")}, ValueError, "positive number of seconds"),
-        ({"args": (1, 2, 3)}, TypeError, "can't be called with args=(1, 2, 3)"),
-        ({"fn": 3}, TypeError, "launch(fn), not launch(fn())"),
+        ({"world_size": 0}, ValueError, ["world_size", "1", "64", "0"]),
+        ({"world_size": 2.5}, TypeError, ["world_size", "2.5"]),
+        ({"backend": "mpi"}, ValueError, ["backend", "auto, gloo, nccl", "'mpi'"]),
+        ({"timeout": float("nan")}, ValueError, ["timeout", "nan"]),
+        ({"args": (1, 2, 3)}, TypeError, ["args=(1, 2, 3)"]),
+        ({"fn": 3}, TypeError, ["launch(fn)", "launch(fn())"]),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(
-    call: dict, error: type, says: str, monkeypatch: pytest.MonkeyPatch
+    call: dict, error: type, says: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tplab.runtime.launcher.fork_server", lambda: pytest.fail("a process was asked for"))
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=saying(*says)):
         tplab.launch(**{"fn": lambda x: x, "args": (1,), **call})
-    assert says in str(caught.value)
 
 
 def test_a_wrong_number_of_ranks_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "80"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="launch asks for 72 ranks, but torchrun started 80"):
+    with pytest.raises(ValueError, match=saying("72 ranks", "torchrun", "80")):
         tplab.launch(dist.get_rank, 72)  # more than a machine should start, which torchrun may
 
 
@@ -214,7 +214,7 @@ def test_only_a_rank_itself_is_inside_a_rank(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("TPLAB_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"):  # as in tutorials; 0.2 took the first for proof
         monkeypatch.setenv(name, "0")
     ((refused, started, forked),) = tplab.launch(program, 1)
-    assert "inside a rank" in refused
+    assert re.search(saying("launch()", "inside"), refused)
     assert started == "[0, 1]\n"
     assert forked == 0
 

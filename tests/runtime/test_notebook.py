@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import saying
 from tests.runtime.kernel import Cell, Notebook, opened
 
 
@@ -30,7 +31,7 @@ def test_a_function_of_a_cell_runs_and_uses_what_other_cells_defined(book: Noteb
 
 def test_an_error_shows_the_cell_and_line_and_nothing_of_the_launcher(book: Notebook) -> None:
     cell = book.run("def bad():\n    x = 1\n    raise ValueError('boom')\ntplab.launch(bad, 2)")
-    assert cell.error.startswith("RankError: ranks 0, 1 failed:")
+    assert cell.error.startswith("RankError: ranks 0, 1 ")
     assert "line 3, in bad\n    raise ValueError('boom')\nValueError: boom" in cell.error
     assert "  cell [" in cell.error
     assert "launcher.py" not in cell.error
@@ -39,10 +40,9 @@ def test_an_error_shows_the_cell_and_line_and_nothing_of_the_launcher(book: Note
 def test_a_deadlock_shows_the_cell_and_line_of_every_rank(book: Notebook) -> None:
     book.run("def skip():\n    if dist.get_rank():\n        dist.all_reduce(torch.ones(3))")
     cell = book.run("tplab.launch(skip, 2)")
-    assert cell.error.startswith("Deadlock: the ranks are waiting for something that will never happen:")
-    assert "rank 0 never joined all_reduce #1 ([3] float32, sum); rank 1 is waiting in it." in cell.error
-    assert "line 3 in skip:  dist.all_reduce(torch.ones(3))" in cell.error
-    assert "called at cell [" in cell.error
+    assert cell.error.startswith("Deadlock: ")
+    assert re.search(saying("\nrank 0 ", "all_reduce #1 ([3] float32, sum)", "rank 1", "\n  rank 0:"), cell.error)
+    assert re.search(saying("cell [", "line 3", "skip", "dist.all_reduce(torch.ones(3))"), cell.error)
 
 
 STUCK = {
@@ -60,8 +60,7 @@ def test_an_interrupt_ends_the_run_and_tells_where_the_ranks_were(book: Notebook
     book.manager.interrupt_kernel()
     cell = book.finish(request)
     assert server.status() != psutil.STATUS_ZOMBIE, "the interrupt is for the notebook, not for its fork server"
-    assert cell.error.startswith("KeyboardInterrupt: the run was interrupted. Where the ranks were:")
-    assert "line 3 in stuck" in cell.error
+    assert re.match(saying("KeyboardInterrupt: ", "line 3", "stuck"), cell.error)
     ranks = [int(pid) for pid in re.findall(r"\[rank \d\] begun (\d+)", shown)]
     assert len(ranks) == 2
     assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
@@ -93,7 +92,8 @@ def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook, tmp_path:
         "    dist.all_reduce(torch.ones(2))\n    return 1\n"
     )
     request = book.start(late + "tplab.launch(late, 2)[1]")
-    book.wait_until_shown(request, "waits in all_reduce #1 for rank 1")
+    view = book.wait_until_shown(request, "all_reduce #1")
+    assert re.search(saying("○", "all_reduce #1", "rank 1", "rank 1"), view)  # whom it waits for, and the next line
     seen.touch()
     cell = book.finish(request)
     assert shown(cell) == [{}]

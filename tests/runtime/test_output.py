@@ -50,7 +50,7 @@ def test_very_long_output_keeps_head_and_tail() -> None:
     assert text.startswith("line 0 ")
     assert text.rstrip().endswith("x" * 80)
     assert "line 59999 " in text
-    assert "output cut here" in text
+    assert "cut" in text
 
 
 def test_the_last_words_of_a_rank_that_returns_are_not_lost() -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 import time
 from functools import cache
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 
 import tplab
+from tests import saying
 from tplab.runtime import shared_memory
 from tplab.runtime.hooks import unrecorded
 from tplab.runtime.shared_memory import share_memory
@@ -229,7 +231,7 @@ def one_rank_stays_away():
 def test_a_deadlock_is_reported_with_the_call_and_its_line():
     with pytest.raises(tplab.Deadlock) as caught:
         tplab.launch(one_rank_stays_away, 2, timeout=LIMIT)
-    assert "not finished after" not in str(caught.value)
+    assert caught.value.cause_type != "timeout"
     assert "all_reduce #" in str(caught.value)
     assert "test_shared_memory.py" in str(caught.value)
 
@@ -253,7 +255,5 @@ def late_and_lost():
 
 def test_a_rank_waits_only_as_long_as_its_group_says_and_a_lost_connection_raises_gloos_error():
     late, lost = tplab.launch(late_and_lost, 2, timeout=LIMIT)[0]
-    assert late == (
-        "Timed out after 1 s in an all-reduce of 20,000 bytes: these ranks of the group haven't joined it: 1"
-    )
+    assert re.search(saying("1 s", "20,000 bytes", " 1"), late)
     assert "peer" in lost

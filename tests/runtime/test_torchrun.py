@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests import saying
 from tplab.runtime import torchrun
 
 SCRIPT = """
@@ -98,5 +99,5 @@ def test_the_process_group_ends_before_python_does_unless_an_error_ends_both(
 
 def test_a_rank_that_waits_in_vain_for_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "LOST_AFTER", timedelta(seconds=1))
-    with pytest.raises(TimeoutError, match="rank 1 waited 1 s for all 2 ranks to start"):
+    with pytest.raises(TimeoutError, match=saying("rank 1", "1 s", "2 ranks")):
         torchrun.exchange(dist.HashStore(), 1, 2, "")

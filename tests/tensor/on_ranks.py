@@ -1,11 +1,13 @@
 """What the layer tests share: the ways to run a program on ranks, error messages, and training beside a plain layer."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests import saying
 from tests.reference import TOLERANCE, assert_close, cut, random
 from tplab import launch, record
 from tplab.collectives.by_hand import rank_and_size
@@ -46,18 +48,18 @@ def refusals(*calls: Callable, kind: type[Exception] = ValueError) -> list[str]:
     return messages
 
 
-def assert_refused(results: Iterable[list[str]], *expected: str) -> None:
-    """Every rank's `refusals` have the expected words, in this order."""
+def assert_refused(results: Iterable[list[str]], *expected: str | tuple[str, ...]) -> None:
+    """Every rank's `refusals`, in this order, say what is expected: one part, or several, see `saying`."""
     for messages in results:
-        for message, words in zip(messages, expected, strict=True):
-            assert words in message
+        for message, parts in zip(messages, expected, strict=True):
+            assert re.search(saying(*([parts] if isinstance(parts, str) else parts)), message), message
 
 
-def assert_refuses(*cases: tuple[Callable, str]) -> None:
-    """On this rank, each call raises a ValueError that has the expected words."""
-    for call, words in cases:
+def assert_refuses(*cases: tuple) -> None:
+    """On this rank, each call raises a ValueError that says the expected parts: the cases are (call, *parts)."""
+    for call, *parts in cases:
         (message,) = refusals(call)
-        assert words in message
+        assert re.search(saying(*parts), message), message
 
 
 def traffic(*sections: Iterable) -> list[list[tuple]]:

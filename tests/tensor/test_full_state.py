@@ -84,17 +84,16 @@ def _refuse():
     """The wrong group, before anything is sent, and a shard in place of the whole tensor."""
     group, layer, own = own_group(), ColumnParallelLinear(4, 8), list(GROUPS[dist.get_rank() % 2])
     in_group, full = ColumnParallelLinear(4, 8, group=group), {"weight": torch.ones(8, 4), "bias": torch.ones(8)}
-    given, everyone = f"the given group means ranks {own}. Pass the", "group=None means ranks [0, 1, 2, 3]"
+    ours, everyone = f"ranks {own}", "ranks [0, 1, 2, 3]"
     model, state = Model(), random_state(Plain())
     shard_given = {**state, "row.weight": state["row.weight"][:, :4]}
-    needed = "row.weight needs the whole tensor [4, 8], of which each of 4 ranks takes [4, 2]; got [4, 4]"
     with record() as sent:
         assert_refuses(
-            (lambda: full_state_dict(layer, group), f"weight [2, 4] has its shards on ranks [0, 1, 2, 3], but {given}"),
-            (lambda: full_state_dict(in_group), f"weight [4, 4] has its shards on ranks {own}, but {everyone}"),
-            (lambda: load_full_state_dict(in_group, full), f"has its shards on ranks {own}, but {everyone}"),
-            (lambda: init_parameter(in_group.weight, nn.init.normal_), "the parameter [4, 4] has its shards on ranks"),
-            (lambda: load_full_state_dict(model, shard_given), needed),
+            (lambda: full_state_dict(layer, group), "weight [2, 4]", everyone, ours),
+            (lambda: full_state_dict(in_group), "weight [4, 4]", ours, "group=None", everyone),
+            (lambda: load_full_state_dict(in_group, full), ours, "group=None", everyone),
+            (lambda: init_parameter(in_group.weight, nn.init.normal_), "[4, 4]", ours, everyone),
+            (lambda: load_full_state_dict(model, shard_given), "row.weight", "[4, 8]", "4 ranks", "[4, 2]", "[4, 4]"),
         )
     assert not sent
     with pytest.raises(RuntimeError, match="Missing key"):

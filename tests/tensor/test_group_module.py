@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 
+from tests import saying
 from tests.tensor.on_ranks import own_group
 from tplab import launch
 from tplab.gpt.model import ParallelGPT
@@ -44,5 +45,5 @@ def test_a_copy_is_the_same_model_in_the_same_groups():
 
 def test_a_module_cannot_be_pickled_and_the_message_says_what_to_save():
     for module in (ColumnParallelLinear(4, 4), ParallelGPT(CONFIG)):
-        with pytest.raises(TypeError, match=rf"a {type(module).__name__} .* Save full_state_dict.*save_sharded"):
+        with pytest.raises(TypeError, match=saying(type(module).__name__, "full_state_dict", "save_sharded")):
             torch.save(torch.nn.ModuleList([module]), io.BytesIO())

@@ -163,10 +163,10 @@ def _refuse():
     """Sizes that don't fit are refused with the numbers."""
     column, row = ColumnParallelLinear, RowParallelLinear
     assert_refuses(
-        (lambda: column(12, 10), "out_features=10 can't be divided over 4 ranks: each rank takes whole co"),
-        (lambda: column(12, 20, stride=2), "out_features/2=10 can't be divided over 4 ranks"),
-        (lambda: row(12, 8)(torch.ones(5, 12)), "x [5, 12] should be [.., 3] with input_is_parallel=True"),
-        (lambda: column(12, 8)(torch.ones(5, 3)), "x [5, 3] should be [.., 12]: each rank needs all of x"),
+        (lambda: column(12, 10), "out_features=10", "4 ranks", "columns of A"),
+        (lambda: column(12, 20, stride=2), "out_features/2=10", "4 ranks"),
+        (lambda: row(12, 8)(torch.ones(5, 12)), "x [5, 12]", "[.., 3]", "input_is_parallel=True"),
+        (lambda: column(12, 8)(torch.ones(5, 3)), "x [5, 3]", "[.., 12]"),
     )
 
 

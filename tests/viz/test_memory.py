@@ -1,11 +1,13 @@
 """Pictures of memory: bars beside what a GPU has, live memory over a run, the three parallelisms."""
 
+import re
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from tests import saying
 from tests.viz.pictures import texts
 from tplab import viz
 from tplab.memory.config import PRESETS
@@ -56,8 +58,11 @@ def test_what_lies_beyond_the_capacity_is_red_and_the_first_part_that_does_not_f
         (0, 10, False), (10, 20, False), (30, 10, False), (40, 20, True), (60, 5, True),
         (0, 5, False), (5, 10, False), (15, 15, False), (30, 5, False),
     ]  # fmt: skip
-    assert texts(picture) == ["65 GB: optimizer state does not fit", "35 GB: fits"]
-    assert texts(viz.bill(BILLS, capacity=65 * GB, title="t"))[0] == "65 GB: fits"
+    over, fits = texts(picture)
+    assert re.search(saying("65 GB", "optimizer state"), over)
+    for text, size in ((fits, "35 GB"), (texts(viz.bill(BILLS, capacity=65 * GB, title="t"))[0], "65 GB")):
+        assert size in text
+        assert not any(part in text for part in BILLS["one"].parts())
 
 
 def test_live_memory_draws_the_meter_s_curve_its_marks_and_its_limit() -> None:
@@ -65,5 +70,6 @@ def test_live_memory_draws_the_meter_s_curve_its_marks_and_its_limit() -> None:
     picture = viz.live_memory(meter, title="t")
     line = next(line for line in picture.axes[0].get_lines() if len(line.get_ydata()) == len(meter.curve))
     assert [round(value * 1e6) for value in line.get_ydata()] == meter.curve
-    assert texts(picture) == ["build", "forward", "backward", "all there is"]
+    *marks, _ = texts(picture)  # the last stands at the limit
+    assert marks == ["build", "forward", "backward"]
     assert f"{meter.peak / 1e6:.3g} MB" in picture.description

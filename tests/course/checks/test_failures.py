@@ -16,7 +16,7 @@ def test_a_failed_run_is_shown_and_the_program_goes_on(capsys: pytest.CaptureFix
     with show_failure():
         launch(fails_on_rank_1, 2)
     shown = capsys.readouterr().out
-    assert "It failed, as it should: RankError" in shown
+    assert "RankError" in shown
     assert "ValueError: the ranks disagree" in shown
 
 

@@ -1,11 +1,13 @@
 """The command line as a whole: its options, its help, and how quickly its commands answer."""
 
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from tests import saying
 from tplab.course.commands import cli
 
 
@@ -26,22 +28,22 @@ def test_every_command_says_what_it_is_for(capsys):
 
 
 MISUSES = {
-    "check 17": "There is no chapter 17. There are: 90.",
-    "check --exercise 90.99": "There is no exercise 90.99 in chapter",
-    "check 4 --exercise 90.1": "Give either chapters or one exercise",
-    "check 90 --notebook nowhere.ipynb": "There is no file nowhere.ipynb.",
-    "check --notebook mine.ipynb": "Say which chapter mine.ipynb is",
-    "hint 90.9": "There are: 90.1, 90.2, 90.3.",
-    "hint 90": "tplab hint 4.2",
-    "solution 90.9 --yes": "There are: 90.1, 90.2, 90.3.",
-    "reset --yes": "tplab reset 4, or tplab reset --exercise 4.2",
-    "reset 90 --exercise 90.1 --yes": "Say what to begin anew",
-    "reset --exercise 90.9 --yes": "no exercise 90.9",
-    "grade nowhere": "no folder nowhere",
-    "grade class --out class": "--out",
-    "grade class --out other": "--out",
-    "grade class --out class/a.ipynb": "--out",
-    "lab 17": "no chapter 17",  # makes the learner's folder before it looks for the chapter
+    "check 17": saying("chapter 17", "90"),
+    "check --exercise 90.99": saying("90.99", "90.1, 90.2, 90.3"),
+    "check 4 --exercise 90.1": saying("tplab check 4", "tplab check --exercise 4.2"),
+    "check 90 --notebook nowhere.ipynb": saying("file nowhere.ipynb"),
+    "check --notebook mine.ipynb": saying("tplab check 4 --notebook mine.ipynb"),
+    "hint 90.9": saying("90.9", "90.1, 90.2, 90.3"),
+    "hint 90": saying("tplab hint 4.2"),
+    "solution 90.9 --yes": saying("90.9", "90.1, 90.2, 90.3"),
+    "reset --yes": saying("tplab reset 4", "tplab reset --exercise 4.2"),
+    "reset 90 --exercise 90.1 --yes": saying("tplab reset 4", "tplab reset --exercise 4.2"),
+    "reset --exercise 90.9 --yes": saying("90.9", "90.1, 90.2, 90.3"),
+    "grade nowhere": saying("folder nowhere"),
+    "grade class --out class": saying("--out"),
+    "grade class --out other": saying("--out"),
+    "grade class --out class/a.ipynb": saying("--out"),
+    "lab 17": saying("chapter 17", "90"),  # makes the learner's folder before it looks for the chapter
 }
 
 
@@ -54,7 +56,7 @@ def test_misuse_is_told_in_a_sentence_and_changes_no_file(root, monkeypatch, cap
     before = {path: path.is_file() and path.read_bytes() for path in root.rglob("*")}
     for line, says in MISUSES.items():
         assert cli.main([*line.split(), "--root", str(root)]) == 2, line
-        assert says in " ".join(capsys.readouterr().err.split()), line
+        assert re.search(says, " ".join(capsys.readouterr().err.split())), line
         after = {path: path.is_file() and path.read_bytes() for path in root.rglob("*")}
         assert after == before or line.startswith("lab"), line
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests import saying
 from tests.course import tiny
 from tests.course.grade import in_process
 from tplab.course.commands import cli, progress, state
@@ -17,6 +18,7 @@ from tplab.course.learn.course_files import find_course
 from tplab.course.notebooks.cells import read_notebook
 
 RIGHT, WRONG = "return 2 * x", "return 3 * x"
+DAY = r"20\d\d-\d\d-\d\d"
 
 
 def memory(root):
@@ -55,7 +57,7 @@ def test_only_chapters_that_one_is_in_are_unfolded(root, learner, capsys):
     save(root, learner)
     record(root, e1="passed", e2="passed", e3="passed")
     text = told(root, capsys=capsys)
-    assert text.startswith("3 of 6 exercises passed.")
+    assert text.startswith("3 of 6 ")
     assert text.count("Double") == 3, "those of the next chapter"
 
 
@@ -70,13 +72,10 @@ def test_check_is_what_progress_knows_of_but_not_the_check_of_a_copy(tmp_path, c
         save(root, learner)
         assert cli.main(["check", "90", "--root", str(root)]) == 1
     found = standings(find_course(root))[0].exercises
-    assert [(one.status, one.note[:7]) for one in found] == [
-        ("passed", "checked"),
-        ("failed", "checked"),
-        ("to do", ""),
-    ]
+    assert [one.status for one in found] == ["passed", "failed", "to do"]
+    assert [one.note and bool(re.search(DAY, one.note)) for one in found] == [True, True, ""]
     capsys.readouterr()
-    assert "1 of 3 exercises passed. Next: 90.2." in told(root, capsys=capsys)
+    assert re.match(saying("1 of 3", "90.2"), told(root, capsys=capsys).splitlines()[0])
 
 
 def course_expects_more(root, learner):
@@ -84,12 +83,11 @@ def course_expects_more(root, learner):
     path.write_text(path.read_text().replace("Right: the value.", "Right: the value, and its type."))
 
 
-EDITED = "changed since it was checked"
-GONE = "Its cell is missing from the notebook; add a code cell that defines double_1."
+EDITED, NO_NOTE, GONE = "changed", "^$", "double_1"
 PATCH = "import builtins\nsetattr(builtins, 'twice', len)"
 CHANGES = [
     (lambda root, mine: mine.answer(1, WRONG), EDITED),
-    (lambda root, mine: mine.answer(1, 'raise NotImplementedError("exercise 90.1")'), ""),
+    (lambda root, mine: mine.answer(1, 'raise NotImplementedError("exercise 90.1")'), NO_NOTE),
     (lambda root, mine: mine.cell("helper").update(source="def twice(x):\n    return x * x"), EDITED),
     (lambda root, mine: mine.insert(mine.place("check-90-1"), "double_1 = len"), EDITED),
     (lambda root, mine: mine.insert(mine.place("check-90-1"), PATCH), EDITED),
@@ -116,7 +114,8 @@ def passed(root, learner):
 def test_no_pass_is_claimed_for_code_or_a_check_that_changed(change, note, root, passed):
     change(root, passed)
     save(root, passed)
-    assert (standing(root).status, standing(root).note) == ("to do", note)
+    assert standing(root).status == "to do"
+    assert re.search(note, standing(root).note)
 
 
 def test_a_pass_outlives_what_does_not_touch_it(root, passed):
@@ -175,11 +174,14 @@ def test_what_the_notebook_shows_is_told_and_not_verified(name, root, learner):
     learner.cell("check-90-1").update(outputs=outputs, execution_count=2)
     save(root, learner)
     found = standing(root)
-    assert (found.status, found.note) == (status, AS_SHOWN if status != "to do" else "not checked yet")
+    assert (found.status, found.note == AS_SHOWN) == (status, status != "to do")
+    assert found.note
+    assert EDITED not in found.note
     record(root, e1="failed")
     learner.answer(1, "return 4 * x")
     save(root, learner)
-    assert (standing(root).status, standing(root).note) == ("to do", EDITED), "that output was of other code"
+    assert standing(root).status == "to do", "that output was of other code"
+    assert EDITED in standing(root).note
 
 
 # Files in any state
@@ -226,10 +228,10 @@ def test_an_unreadable_notebook_is_told_and_the_rest_goes_on(root, capsys):
     cut_short = " ".join(told(root, capsys=capsys).split())
     path.unlink()
     gone = " ".join(told(root, capsys=capsys).split())
-    for text, says in ((cut_short, "Was it cut short"), (gone, "There is no file")):
+    for text, says in ((cut_short, "JSON"), (gone, " file ")):
         assert says in text
         assert "tplab reset 90" in text
-        assert "0 of 3 exercises passed" in text
+        assert "0 of 3" in text
 
 
 # How it is shown
@@ -243,6 +245,6 @@ def test_page_links_to_the_chapters_from_where_the_notebook_lies(root, learner, 
         monkeypatch.chdir(folder)
         shown = progress.progress()
         assert re.findall(r'href="([^"]*)"', shown._repr_html_()) == [target, target]
-        assert "✓ passed, checked 20" in shown._repr_html_()
+        assert re.search(rf"✓ passed\b[^<]*{DAY}", shown._repr_html_())
         assert "width: 33%" in shown._repr_html_()
-        assert repr(shown).startswith("1 of 3 exercises passed. Next: 90.2.")
+        assert re.match(saying("1 of 3", "90.2"), repr(shown).splitlines()[0])

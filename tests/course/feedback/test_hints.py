@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from tests import saying
 from tplab.course.checks import exercises as checking
 from tplab.course.checks import trials
 from tplab.course.commands import cli
@@ -34,7 +35,7 @@ def test_every_call_shows_the_next_one_and_the_last_one_stays(root, show, capsys
     for _ in range(4):
         assert show() == 0
         shown.append(capsys.readouterr().out)
-    assert [re.findall(r"hint (\d) of 3", text) for text in shown] == [["1"], ["2"], ["3"], ["3"]]
+    assert [re.findall(r"(\d) of 3", text) for text in shown] == [["1"], ["2"], ["3"], ["3"]]
     assert "Add." in shown[0]
     assert "to itself" not in shown[0]
     show("90.2")
@@ -43,20 +44,20 @@ def test_every_call_shows_the_next_one_and_the_last_one_stays(root, show, capsys
 
 def test_without_a_number_it_is_the_next_exercise_to_do(root, capsys):
     assert cli.main(["hint", "--root", str(root)]) == 0
-    assert "Exercise 90.1, hint 1 of 3" in capsys.readouterr().out
+    assert re.search(saying("90.1", "1 of 3"), capsys.readouterr().out)
 
 
 def test_a_hint_is_shown_even_if_that_cannot_be_remembered(show, monkeypatch, capsys):
     """tests/common/test_files.py says that a file is replaced as a whole."""
     monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError("no space left on device")))
     assert show() == 0
-    assert "hint 1 of 3" in capsys.readouterr().out
+    assert "1 of 3" in capsys.readouterr().out
 
 
 def test_a_damaged_solution_is_told_and_no_hint_is_remembered(root, show, capsys):
     (root / "solutions" / "90_tiny.ipynb").write_text('{"cells": [')
     assert show() == 2
-    assert "Was it cut short?" in " ".join(capsys.readouterr().err.split())
+    assert re.search(saying("90_tiny.ipynb", "JSON"), "".join(capsys.readouterr().err.split()))
     assert not list(root.rglob(hints.STATE))
 
 
@@ -67,7 +68,7 @@ def test_a_damaged_state_counts_as_empty(root, show, capsys):
     for content in (b"", b"[]", b"\xff\xfe", b'{"90.1": "two"}', b'{"90.1": -4}', b"[" * 9999):
         path.write_bytes(content)
         assert show() == 0
-        assert "hint 1 of 3" in capsys.readouterr().out
+        assert "1 of 3" in capsys.readouterr().out
         assert json.loads(path.read_text()) == {"90.1": 1}
 
 
@@ -82,5 +83,5 @@ def test_a_failed_check_says_where_its_hints_are(root, monkeypatch, chapter):
     with pytest.raises(CheckFailed) as caught:
         checking.check("90.1", None)
     assert caught.value.exercise == "90.1"
-    assert str(caught.value).endswith("A hint: tplab hint 90.1")
+    assert str(caught.value).endswith("tplab hint 90.1")
     assert "tplab hint 90.1" in caught.value.html()

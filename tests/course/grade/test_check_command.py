@@ -3,11 +3,13 @@
 import copy
 import json
 import os
+import re
 import shutil
 from unittest.mock import Mock
 
 import pytest
 
+from tests import saying
 from tests.course.grade import in_process
 from tests.course.grade.in_process import verdicts
 from tplab.course.commands import cli
@@ -65,7 +67,7 @@ def test_however_a_notebook_was_edited_the_answer_alone_decides(root, learner, b
     said, notes = verdicts(root, spoiled(learner, body))
     assert {name: said[str(k)].status for k, name in enumerate(SPOILINGS, 1)} == dict.fromkeys(SPOILINGS, status)
     assert said[str(COUNT)].status == "to do"
-    assert [note for note in notes if "90.1 " in note], "the edited check"
+    assert [note for note in notes if re.search(r"\b90\.1\b", note)], "the edited check"
     if status == "failed":
         assert all("is 5." in said[str(k)].text for k in range(1, len(SPOILINGS) + 1))
 
@@ -169,14 +171,14 @@ def check(root, *arguments: str) -> int:
 def test_exit_codes_and_what_is_printed(root, learner, capsys):
     path = str(learner.save(root / "chapters" / "mine.ipynb"))
     assert check(root, "90", "--notebook", str(root / "solutions" / "90_tiny.ipynb")) == 0
-    assert f"{COUNT} of {COUNT} exercises pass." in capsys.readouterr().out
+    assert f"{COUNT} of {COUNT}" in capsys.readouterr().out
     assert check(root, "--exercise", "90.2", "--notebook", path) == 1
-    assert "Next: 90.2." in capsys.readouterr().out
+    assert re.match(saying("0 of 1", "90.2"), capsys.readouterr().out.splitlines()[-1])
 
 
 UNREADABLE = {
-    "cut short": (b'{"cells": [{"cell_type": "code", "sou', "Was it cut short"),
-    "merge marks": (b'{\n<<<<<<< HEAD\n"cells": []\n=======\n>>>>>>> x\n}', "marks of a git merge"),
+    "cut short": (b'{"cells": [{"cell_type": "code", "sou', "JSON"),
+    "merge marks": (b'{\n<<<<<<< HEAD\n"cells": []\n=======\n>>>>>>> x\n}', "git"),
     "not text": (b"\xff\xfe\x00\x00", "utf-8"),
     "a cell that is none": (b'{"cells": [3]}', "format 4"),
 }
@@ -198,9 +200,9 @@ def test_without_a_number_it_is_the_chapter_that_one_is_in_and_all_means_all(roo
 
     def checked(*arguments: str) -> str:
         assert check(tmp_path, *arguments) == 1
-        return capsys.readouterr().out
+        return " ".join(capsys.readouterr().out.split())
 
-    assert "no copies" in checked("90"), "where nobody has started, the blank chapters are checked"
+    assert "tplab start" in checked("90"), "where nobody has started, the blank chapters are checked"
     start(Course(tmp_path, tmp_path / "my_course"))
     os.utime(tmp_path / "my_course" / "90_tiny.ipynb", (1, 1))
     assert "Chapter 90" in checked(), "nothing is begun, whenever the copies were made"
@@ -209,4 +211,4 @@ def test_without_a_number_it_is_the_chapter_that_one_is_in_and_all_means_all(roo
     learner.save(tmp_path / "my_course" / "90_tiny.ipynb")
     os.utime(tmp_path / "my_course" / "90_tiny.ipynb", (1, 1))
     assert "Chapter 91" in checked()
-    assert f"2 of {2 * COUNT} exercises pass in 2 chapters." in checked("all")
+    assert re.search(saying(f"2 of {2 * COUNT}", "2 chapters"), checked("all"))

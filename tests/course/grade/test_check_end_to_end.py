@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from tests import saying
 from tests.course import tiny
 
 COUNT = 14
@@ -64,24 +65,24 @@ def test_every_exercise_has_a_verdict(run):
     assert run.errors == ""
     assert run.code == 1
     assert f"3 of {COUNT}" in run.out
-    waiting = {"8": "to do", "10": "waiting for 90.8"}
+    status = dict(run.status)
+    assert re.match(saying("waiting", "90.8"), status.pop("10"))
     passed = dict.fromkeys(("1", "2", "11"), "passed")  # with a file beside the notebook, and with prints
     failed = dict.fromkeys(("3", "4", "5", "6", "7", "9", "12"), "failed")
-    assert run.status == waiting | passed | failed | dict.fromkeys(("13", "14"), "not run")
+    assert status == {"8": "to do"} | passed | failed | dict.fromkeys(("13", "14"), "not run")
 
 
 def test_the_reports_name_what_happened_and_the_learners_cells(run):
     for number, says in {
-        "3": "is 5.",  # whatever the notebook's own check says
-        "5": "your cell of exercise 90.5, line 3, in double_5 return helper(x)",
-        "6": "9 seconds",
-        "7": "tplab's own double_7",
-        "9": "'undefined'",
-        "12": "process ended",  # noticed before the cell's time is up
-        "13": "90.12",
+        "3": saying("is 5."),  # whatever the notebook's own check says
+        "5": saying("90.5, line 3, in double_5", "return helper(x)", "line 2, in helper"),
+        "6": saying("9 seconds"),
+        "7": saying("tplab", "double_7"),
+        "9": saying("'undefined'"),
+        "12": saying("kernel"),  # noticed before the cell's time is up
+        "13": saying("90.12"),
     }.items():
-        assert says in run.text[number], number
-    assert "another cell, line 2, in helper" in run.text["5"]
+        assert re.search(says, run.text[number]), number
     assert "ipykernel" not in run.out
 
 

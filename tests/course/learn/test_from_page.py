@@ -1,9 +1,11 @@
 """In JupyterLab, an answer that passes goes into the learner's library at once, as `tplab check` would put it there."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from tests import saying
 from tests.capstone.own_layers.libraries import solution
 from tests.course.learn.test_library import empty_course
 from tests.runtime.kernel import Notebook, opened
@@ -52,7 +54,7 @@ def html(cell) -> str:
 def test_what_no_cell_shows_is_left_to_the_command_and_said(course, book):
     (course.folder / "elsewhere.py").write_text("import torch\n" + HELPER + "\n\n" + ANSWER)
     book.run("from elsewhere import shard, unshard")
-    assert "`tplab check --exercise 2.1` in a terminal" in book.run(CHECK).text
+    assert "`tplab check --exercise 2.1`" in book.run(CHECK).text
     book.run(HELPER)
     book.run(ANSWER.replace("my own words", "in a cell"))
     book.run("from elsewhere import shard, unshard")  # the answer that is checked isn't the one in the cell
@@ -66,7 +68,7 @@ def test_a_pass_puts_the_answer_with_its_helpers_into_the_library(course, book):
     book.run(ANSWER + IN_IPYTHON)
     assert text_of(course) == ""
     shown = html(book.run(CHECK))
-    assert "✓ Exercise 2.1 passed" in shown
+    assert re.search(saying("✓", "2.1"), shown)
     text = text_of(course)
     assert "# my own words" in text
     assert "# Cuts one way\ndef pieces" in text
@@ -84,7 +86,7 @@ def test_better_code_replaces_it_wherever_a_cell_has_gone_and_a_failed_check_doe
     assert text_of(course) == before
     book.run(f"os.chdir({str(tmp_path)!r})")
     book.run(ANSWER.replace("my own words", "better"))
-    assert "✓ Exercise 2.1 passed" in html(book.run(CHECK))
+    assert re.search(saying("✓", "2.1"), html(book.run(CHECK)))
     assert "# better" in text_of(course)
     book.run(f"os.chdir({str(course.folder)!r})")
 
@@ -93,7 +95,7 @@ def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
     answer = solution("3.2").replace("grad_output.clone(", "grad_output.detach().clone(")
     book.run("import torch.distributed as dist\nfrom torch.autograd import Function")
     book.run(answer)
-    assert "✓ Exercise 3.2 passed" in html(book.run('check("3.2", CopyToRegion)'))
+    assert re.search(saying("✓", "3.2"), html(book.run('check("3.2", CopyToRegion)')))
     assert "grad_output.detach().clone(" in (course.folder / "my_tp" / "operators.py").read_text()
     book.run(
         "CopyToRegion.backward = staticmethod(lambda ctx, dy: (dist.all_reduce(g := dy.contiguous().clone()), g)[1])"
@@ -107,5 +109,5 @@ def test_a_file_in_the_librarys_place_is_named(course, book):
     book.run(HELPER)
     book.run(ANSWER)
     shown = html(book.run(CHECK))
-    assert "Your library could not be written: File exists" in shown
+    assert re.search(saying("File exists", "my_tp"), shown)
     assert (course.folder / "my_tp").read_text() == "mine"

@@ -1,10 +1,12 @@
 """Answers move along when the course gives their exercises other numbers, and never into a different task."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from tests import saying
 from tests.course.learn.test_start import killed_at
 from tplab.course.learn import library, start
 from tplab.course.learn.course_files import ChapterFiles, Course
@@ -109,7 +111,8 @@ def unshard(x):
     made.add("02_old", notebook(e2_2=stub("2.2", "def shard(x)", "def unshard(x)")), notebook(e2_2=written),
              notebook(e2_2=stub("2.2", "def other(y)")))  # fmt: skip
     made.add("00_start", None, None, notebook(eS_1=stub("S.1", "def unshard(x)", "def shard(x)")))
-    assert made.update() == ["Exercise S.1 in 00_start.ipynb now has your answer to 2.2."]
+    (told,) = made.update()
+    assert re.search(saying("S.1", "00_start.ipynb", "2.2"), told)
     assert made.cell("00_start", "S.1") == written
     assert made.cell("02_old", "2.2") == stub("2.2", "def other(y)")
     assert len(made.cells("02_old")) == 1
@@ -134,7 +137,7 @@ def answer(head: str) -> str:
 
 
 SHARDS = {"e2_1": stub("2.1", "def shard(x)"), "e4_3": stub("4.3", "def shard(x)")}
-MOVED = "Exercise {} in 02_page.ipynb now has your answer to {}."
+PAGE = "02_page.ipynb"
 
 
 @pytest.mark.parametrize(
@@ -148,13 +151,13 @@ MOVED = "Exercise {} in 02_page.ipynb now has your answer to {}."
         (
             notebook(e4_4=stub("4.4", "def init_from_master(param)")),
             notebook(e4_4=answer("def init_from_master(param)")), notebook(e4_4=stub("4.4", "def init_shard(param)")),
-            [MOVED.format("4.4", "4.4")], [answer("def init_shard(param)")],
+            [saying("4.4", PAGE, "4.4")], [answer("def init_shard(param)")],
         ),
         (
             notebook(e3_2=stub("3.2", "class G"), e3_3=stub("3.3", "class S"), e3_4=stub("3.4", "class T")),
             notebook(e3_2=answer("class G"), e3_3=answer("class S"), e3_4=stub("3.4", "class T")),
             notebook(e3_3=stub("3.3", "class G", "class S", "class T")),
-            [MOVED.format("3.3", "3.2 and 3.3")],
+            [saying("3.3", PAGE, "3.2", "3.3")],
             ["\n\n\n".join([answer("class G"), answer("class S"), stub("3.3", "class T")])],
         ),
         (  # an answer to one of two exercises that ask for the same name isn't one to the other
@@ -167,7 +170,7 @@ MOVED = "Exercise {} in 02_page.ipynb now has your answer to {}."
 def test_where_an_answer_is_after_the_exercise_changed(old, mine, new, told, cells, tmp_path):
     made = Chapters(tmp_path)
     made.add("02_page", old, mine, new)
-    assert made.update() == told
+    assert all(re.search(one, said) for one, said in zip(told, made.update(), strict=True))
     found = made.cells("02_page")
     assert [cell["source"] for cell in found] == cells
     assert all("tplab" not in cell["metadata"] for cell in found[len(new["cells"]) :])
@@ -185,10 +188,13 @@ def test_a_prediction_that_asks_for_other_values_is_new():
     assert merged[1]["metadata"] == {"tags": ["raises-exception"]}, "it fails, and what is below it runs all the same"
 
 
+CHECK_TWO = r"tplab check 2(?! ?\d)"
+
+
 def test_the_library_waits_for_a_new_check_of_a_chapter_whose_exercises_have_changed(chapters):
     passage = Passage([], [], ["def split(x):\n    return x"])
     library.add(chapters.course, {"2.2": passage, "2.3": passage, "S.2": passage})
-    assert chapters.update()[0].endswith("tplab check 2")
+    assert re.search(CHECK_TWO, chapters.update()[0])
     assert library.load(chapters.course).keys() == {"S.2"}
 
 
@@ -197,6 +203,6 @@ def test_an_answer_whose_arguments_have_changed_leaves_the_library_until_it_pass
     base, today = notebook(e2_2=stub("2.2", "def split(x)")), notebook(e2_2=stub("2.2", "def split(tensor)"))
     made.add("02_old", base, notebook(e2_2=MINE), today)
     library.add(made.course, {"2.2": Passage([], [], ["def split(x):\n    return x"])})
-    assert made.update()[0].endswith("tplab check 2")
+    assert re.search(CHECK_TWO, made.update()[0])
     assert library.load(made.course) == {}
     assert made.cell("02_old", "2.2") == MINE

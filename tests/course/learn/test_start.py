@@ -1,11 +1,12 @@
 """`tplab start` and `tplab update` on a real folder: what they make, what they move, and that a kill loses nothing."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, saying
 from tests.course import tiny
 from tplab.course.commands import cli
 from tplab.course.learn import start
@@ -52,9 +53,7 @@ def test_it_copies_the_chapters_and_a_second_start_brings_back_only_what_is_miss
     monkeypatch.chdir(root)
     assert cli.main(["start"]) == 0
     assert (course.folder / NAME).read_bytes() == (root / "chapters" / NAME).read_bytes()
-    assert "New in your folder: 1 notebook. To open your course: cd my_course && tplab lab" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert re.search(saying("1 notebook", "cd my_course && tplab lab"), capsys.readouterr().out)
     mine = answer(course.folder / NAME)
     assert start.start(course) == start.Report()
     assert (course.folder / NAME).read_bytes() == mine
@@ -111,9 +110,9 @@ def test_a_page_that_the_course_has_renamed_is_renamed_with_the_answers_in_it(co
 def test_a_folder_that_is_none_of_the_learners_is_refused(root, monkeypatch, capsys):
     monkeypatch.chdir(root)
     (root / "notes").write_text("")
-    for name, says in (("chapters", "belongs to the course"), ("solutions", "belongs to"), ("notes", "is a file")):
+    for name, keyword in (("chapters", "belongs"), ("solutions", "belongs"), ("notes", "file")):
         assert cli.main(["start", name]) == 2
-        assert says in capsys.readouterr().err
+        assert re.search(saying(name, keyword), capsys.readouterr().err)
 
 
 def test_commands_find_the_folder_from_inside_it_and_from_the_repository_and_nowhere_else(
@@ -125,7 +124,7 @@ def test_commands_find_the_folder_from_inside_it_and_from_the_repository_and_now
         assert find_course(place) == course
     monkeypatch.chdir(course.folder)
     assert cli.main(["update", "--root", "nowhere"]) == 2
-    assert "no folder nowhere" in capsys.readouterr().err
+    assert "nowhere" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert cli.main(["update"]) == 2
     assert "tplab start" in capsys.readouterr().err
@@ -143,7 +142,8 @@ def test_work_in_chapters_moves_over_and_chapters_is_as_git_has_it(root, course)
     assert ANSWER in text(course.folder / NAME)
     assert before in [path.read_bytes() for path in (course.folder / "kept").glob("90*")]
     assert (root / "chapters" / "helpers.py").read_text() == "x = 1"
-    assert report.moved == [f"Your work in chapters/{NAME} is in {NAME} now. {start.OTHERS}"]
+    (told,) = report.moved
+    assert re.search(saying(f"chapters/{NAME}", NAME, start.OTHERS), told)
     assert start.start(course) == start.Report()
 
 
@@ -153,7 +153,7 @@ def test_of_work_in_both_places_the_learners_notebook_stays_and_the_other_is_kep
     there = answer(root / "chapters" / NAME, "return x + x  # there")
     (told,) = start.start(course).moved
     (copy,) = (course.folder / "kept").iterdir()
-    assert f"is kept as kept/{copy.name}." in told
+    assert f"kept/{copy.name}" in told
     assert (copy.read_bytes(), (course.folder / NAME).read_bytes()) == (there, here)
     assert start.start(course) == start.Report()
 
@@ -170,7 +170,7 @@ def test_an_unreadable_notebook_is_kept_and_told_and_not_updated(root, course, m
     pull(course.material, tiny.source(4))
     monkeypatch.chdir(course.folder)
     assert cli.main(["update"]) == 1
-    assert "was left as it is" in capsys.readouterr().out
+    assert re.search(saying(NAME, "JSON", "tplab reset 90"), " ".join(capsys.readouterr().out.split()))
     assert (course.folder / NAME).read_text() == "{broken in my_course"
 
 
@@ -184,13 +184,12 @@ def test_update_keeps_a_dated_copy_and_the_answer_and_may_skip_versions(course, 
         pull(course.material, tiny.source(4).replace("a given cell", f"the {version} given cell"))
     monkeypatch.chdir(course.folder)
     assert cli.main(["update"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert f"{NAME}: up to date. Answers kept: 90.1." in out
+    assert re.search(saying(NAME, "90.1"), capsys.readouterr().out)
     for words in (ANSWER, "exercise 90.4", "the third given cell"):
         assert words in text(course.folder / NAME)
     assert [path.read_bytes() for path in (course.folder / "kept").iterdir()] == [before]
     assert cli.main(["update"]) == 0
-    assert "up to date" in capsys.readouterr().out
+    assert re.fullmatch(r"\D+", capsys.readouterr().out), "a sentence that names no notebook"
 
 
 # Killed at any moment

@@ -3,8 +3,11 @@
 test_random_updates.py tries what nobody thought of.
 """
 
+import re
+
 import pytest
 
+from tests import saying
 from tests.course import tiny
 from tplab.course.learn.update_notebook import Changes, update_notebook
 from tplab.course.notebooks.build import blank_chapter, skeleton
@@ -82,7 +85,7 @@ def test_answers_predictions_and_own_cells_stay_where_they_were(old, new):
     assert merged.place("mine-2") > merged.place("check-90-3")
     assert changes.kept == ["90.1", "90.3"]
     assert changes.new_task == ["90.3"], "its given lines changed"
-    assert str(changes).startswith("up to date. Answers kept: 90.1 and 90.3. The given lines of 90.3 changed")
+    assert re.search(saying("90.1", "90.3", "90.3", "chapters/"), str(changes))
     assert 'print("a given cell, changed")' in sources(merged)
     assert not {'print("a given cell")', "double_2(4)"} & set(sources(merged))
     assert merged.cell("exercise-90-4")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import saying
 from tests.course import tiny
 from tplab.course.learn import start
 from tplab.course.learn.course_files import Course
@@ -59,7 +60,7 @@ def test_a_changed_or_missing_picture_is_stale_and_copied_again_and_nothing_is_e
 )
 def test_a_picture_that_cannot_be_shown_or_is_not_described_is_refused(old: str, new: str, root) -> None:
     tiny.write(root, tiny.source(1) + CELL.replace(old, new))
-    with pytest.raises(SourceError, match="needs a description and a file dots?.svg"):
+    with pytest.raises(SourceError, match=saying(new, ".svg", "pictures/moving/")):
         build.stale(chapter_of(root), root)
 
 
