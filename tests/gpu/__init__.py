@@ -4,7 +4,7 @@
     python -m pytest -m gpu tests/gpu tests/runtime tests/tensor
     python -m benchmarks.gpu_check      # these tests and measurements, in order of worth, with a report
 
-CI runs all of it on emulated GPUs (tests/emulated_gpu).
+CI runs nearly all of it on emulated GPUs (tests/emulated_gpu).
 
 What is compared, on each rank: the parallel layer, the same in plain torch on the same device and in the same dtype,
 and plain torch in float64 on the CPU. The programs know nothing of GPUs: tests/gpu/test_on_the_cpu.py runs the very
