@@ -225,3 +225,12 @@ def test_one_process_needs_no_group_and_a_step_leaves_nothing_to_the_next_even_i
         data.finish()
         assert_same_gradients(gradients(model), plain_gradients([0], spare=True))
     assert tokens_of_all(7) == 7
+
+
+def test_a_parameter_that_is_unfrozen_afterwards_is_refused():
+    model = Net()
+    data = DataParallel(model)
+    model.frozen.requires_grad_(True)
+    loss_of(model, batch(0, 0)).backward()
+    with pytest.raises(ValueError, match=saying("2 parameters", "DataParallel")):
+        data.finish()

@@ -75,6 +75,13 @@ def test_ranks_that_can_never_go_on_are_found(waits, past, returned, stuck, says
     assert not says or re.search(saying(*says), explain(states).partition("\n")[0])
 
 
+def test_of_several_differences_the_first_is_reported(boards: list[Board]) -> None:
+    for number in (3, 4, 5):
+        for rank in WORLD:
+            enter(boards, rank, all_reduce(number)._replace(kind="broadcast" if rank == 1 else "all_reduce"), False)
+    assert re.search(saying("#3", "rank 1", "broadcast #3"), explain(snapshot(boards[0])))
+
+
 def test_entries_that_were_overwritten_still_count(boards: list[Board]) -> None:
     for number in range(1, 10 * SLOTS):
         for rank in WORLD:

@@ -105,7 +105,7 @@ def test_each_launch_starts_in_fresh_processes_whose_groups_have_the_timeout_of_
         assert tplab.launch(leave_something_behind, p) == [(False, torch.float32, {timedelta(days=1)})] * 2
 
 
-def test_a_rank_sees_the_parents_environment_folder_and_import_path(
+def test_a_rank_sees_the_parents_environment_folder_and_import_path_and_has_its_number_of_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tplab.launch(dist.get_rank, 1)  # the server is there before anything changes
@@ -114,6 +114,7 @@ def test_a_rank_sees_the_parents_environment_folder_and_import_path(
     folder.mkdir()
     (modules / "only_here.py").write_text("answer = 42\n")
     monkeypatch.setenv("TPLAB_TEST_VARIABLE", "set later")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the server and all that it forks begin with 1
     monkeypatch.delenv("MPLBACKEND")  # which tests/conftest.py has set before the server started
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(modules)
@@ -122,9 +123,10 @@ def test_a_rank_sees_the_parents_environment_folder_and_import_path(
         import only_here
 
         variables = ("TPLAB_TEST_VARIABLE", "MPLBACKEND", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        return [os.getcwd(), only_here.answer, *(os.environ.get(name) for name in variables)]
+        found = [os.environ.get(name) for name in variables]
+        return [os.getcwd(), only_here.answer, torch.get_num_threads(), *found]
 
-    expected = [[str(folder), 42, "set later", None, rank, rank, "2", "2"] for rank in "01"]
+    expected = [[str(folder), 42, 3, "set later", None, rank, rank, "2", "2"] for rank in "01"]
     assert tplab.launch(look, 2) == expected
 
 

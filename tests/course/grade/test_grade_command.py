@@ -168,9 +168,10 @@ def test_everyone_has_a_row_and_a_page_with_messages_and_code(root, tmp_path, mo
     assert files == ["90_tiny.ipynb", "Ann.ipynb", "Cem.ipynb", "helper.py"], "they stay as they are"
 
 
-def test_a_limit_of_the_command_is_that_of_each_notebook(root, tmp_path):
-    submit(root, tmp_path / "class" / "Ann.ipynb", "return x + x")
-    assert cli.main(["grade", str(tmp_path / "class"), "--root", str(root), "--memory", "0.000001"]) == 1
+@pytest.mark.parametrize(("option", "limit", "says"), [("--memory", "0.000001", "GB"), ("--timeout", "1", "1 second")])
+def test_a_limit_of_the_command_is_that_of_each_notebook(option, limit, says, root, tmp_path):
+    submit(root, tmp_path / "class" / "Ann.ipynb", "while True: pass")
+    assert cli.main(["grade", str(tmp_path / "class"), "--root", str(root), option, limit]) == 1
     row = rows(tmp_path / "class-grades")["Ann"]
     assert row["90.1"] == "not run"
-    assert "GB" in row["remarks"]
+    assert says in row["remarks"]

@@ -71,6 +71,7 @@ def test_answers_predictions_and_own_cells_stay_where_they_were(old, new):
     mine = tiny.Learner(old)
     answer = mine.cell("exercise-90-1")
     answer.update(source="def double_1(x): return x + x", outputs=[{"output_type": "stream"}], execution_count=7)
+    answer["metadata"]["collapsed"] = True
     mine.answer(3, "return x * 2")
     mine.cell("predict-90-a")["source"] = 'predict("90.a", value=5)'
     mine.insert(mine.place("exercise-90-2"), "helper = 1", "mine-1")
