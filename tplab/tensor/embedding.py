@@ -86,10 +86,8 @@ class VocabParallelEmbedding(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize the weight with `init_method`, or the way `nn.Embedding` does. The padding is set to zero."""
+        """Reinitialize the weight with `init_method`, or the way `nn.Embedding` does. The padding is zero."""
         init_parameter(self.weight, self.init_method or nn.init.normal_, self.group)
-        with torch.no_grad():
-            self.weight[max(0, self.num_embeddings - self.start) :].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
         ids = integers("ids", ids)
